@@ -1,0 +1,1 @@
+"""The console script and the demo: thin, decides nothing."""

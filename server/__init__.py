@@ -1,0 +1,1 @@
+"""The coordinator: HTTP API, state machine, storage, pages."""

@@ -1,0 +1,1 @@
+"""Parse, call, answer: no SQL and no transition in here."""

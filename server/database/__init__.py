@@ -1,0 +1,1 @@
+"""Tables, sessions, queries and the transactional store."""

@@ -1,0 +1,225 @@
+"""The schema, once. Tables come to be by the migrations in ``alembic/`` only; a test compares the two."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+
+__all__ = [
+    "blobs",
+    "clients",
+    "enrolments",
+    "evaluations",
+    "events",
+    "join_tokens",
+    "metadata",
+    "participants",
+    "rounds",
+    "runs",
+]
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_N_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class UtcDateTime(sa.types.TypeDecorator[dt.datetime]):
+    """Aware datetimes only, stored as UTC, returned as aware UTC (SQLite drops the zone otherwise)."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: dt.datetime | None, dialect: sa.Dialect) -> dt.datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"naive datetime {value.isoformat()}: every time has a zone here")
+        return value.astimezone(dt.UTC)
+
+    def process_result_value(self, value: dt.datetime | None, dialect: sa.Dialect) -> dt.datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+
+
+def _enum(kind: type[enum.Enum]) -> sa.Enum:
+    return sa.Enum(
+        kind,
+        values_callable=lambda members: [member.value for member in members],
+        native_enum=False,
+        create_constraint=True,
+        length=30,
+        name=kind.__name__.lower(),
+    )
+
+
+Json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+Slug = sa.String(63)
+Sha256 = sa.String(64)
+
+
+def _column(name: str, kind: Any, *args: Any, null: bool = False, **more: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, *args, nullable=null, **more)
+
+
+clients = sa.Table(
+    "clients",
+    metadata,
+    _column("client", Slug, primary_key=True),
+    _column("token_hash", Sha256, unique=True),
+    _column("version", sa.String(50)),
+    _column("registered_at", UtcDateTime),
+    _column("last_seen_at", UtcDateTime, null=True),
+    _column("revoked_at", UtcDateTime, null=True),
+)
+
+join_tokens = sa.Table(
+    "join_tokens",
+    metadata,
+    _column("id", BigId, primary_key=True),
+    _column("token_hash", Sha256, unique=True),
+    _column("uses_left", sa.BigInteger, null=True),
+    _column("created_at", UtcDateTime),
+    _column("expires_at", UtcDateTime, null=True),
+    _column("revoked_at", UtcDateTime, null=True),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    _column("run", Slug, primary_key=True),
+    _column("version", sa.BigInteger, comment="compare-and-swap: every transition adds one"),
+    _column("status", _enum(RunStatus), index=True),
+    _column("reason", sa.Text, null=True),
+    _column("config", Json),
+    _column("classes", Json),
+    _column("manifest", Json),
+    _column("completed_rounds", sa.BigInteger),
+    _column("initial_model", Sha256),
+    _column("created_at", UtcDateTime),
+    _column("started_at", UtcDateTime, null=True),
+    _column("finished_at", UtcDateTime, null=True),
+)
+
+enrolments = sa.Table(
+    "enrolments",
+    metadata,
+    _column("run", Slug, sa.ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True),
+    _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True, index=True),
+    _column("role", _enum(Role)),
+    _column("status", _enum(EnrolmentStatus)),
+    _column("index", sa.BigInteger, null=True),
+    _column("examples", sa.BigInteger),
+    _column("device", sa.String(100)),
+    _column("discrepancy", sa.Double, null=True),
+    _column("discrepancy_metric", sa.String(20), null=True),
+    _column("reason", sa.Text, null=True),
+    _column("last_error", sa.Text, null=True),
+    _column("enrolled_at", UtcDateTime),
+    sa.UniqueConstraint("run", "index"),
+)
+
+rounds = sa.Table(
+    "rounds",
+    metadata,
+    _column("run", Slug, sa.ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True),
+    _column("attempt", sa.BigInteger, primary_key=True),
+    _column("status", _enum(RoundStatus), index=True),
+    _column("reason", sa.Text, null=True),
+    _column("opened_at", UtcDateTime),
+    _column("deadline_at", UtcDateTime),
+    _column("closed_at", UtcDateTime, null=True, comment="no more updates are taken"),
+    _column("completed_at", UtcDateTime, null=True),
+    # what the clients of this attempt start from, and what it made; digests of blobs
+    _column("start_model", Sha256),
+    _column("start_broadcast", Sha256, null=True),
+    _column("start_private", Sha256, null=True),
+    _column("model", Sha256, null=True),
+    _column("scored_model", Sha256, null=True),
+    _column("broadcast", Sha256, null=True),
+    _column("private", Sha256, null=True),
+)
+
+participants = sa.Table(
+    "participants",
+    metadata,
+    _column("run", Slug, primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True),
+    _column("attempt", sa.BigInteger, primary_key=True),
+    _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True, index=True),
+    _column("index", sa.BigInteger),
+    _column("status", _enum(ParticipantStatus)),
+    _column("reason", sa.Text, null=True),
+    _column("examples", sa.BigInteger),
+    _column("relative_size", sa.Double),
+    _column("taken_at", UtcDateTime, null=True),
+    # the update
+    _column("update", Sha256, null=True),
+    _column("bytes", sa.BigInteger, null=True),
+    _column("steps", sa.BigInteger, null=True),
+    _column("loss", sa.Double, null=True),
+    _column("seconds", sa.Double, null=True),
+    _column("uploaded_at", UtcDateTime, null=True),
+    # heartbeat
+    _column("progress", Json, null=True),
+    _column("heartbeat_at", UtcDateTime, null=True),
+    # the ledger (reference 1.1)
+    _column("size_share", sa.Double, null=True),
+    _column("discrepancy", sa.Double, null=True),
+    _column("discrepancy_share", sa.Double, null=True),
+    _column("score", sa.Double, null=True),
+    _column("weight", sa.Double, null=True),
+    _column("size_weight", sa.Double, null=True),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
+    ),
+)
+
+evaluations = sa.Table(
+    "evaluations",
+    metadata,
+    _column("run", Slug, sa.ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True, comment="0: the initial model"),
+    _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True),
+    _column("loss", sa.Double),
+    _column("accuracy", sa.Double, null=True),
+    _column("examples", sa.BigInteger),
+    _column("per_category", Json),
+    _column("extra", Json),
+    _column("at", UtcDateTime),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    _column("id", BigId, primary_key=True),
+    _column("at", UtcDateTime),
+    _column("kind", sa.String(60)),
+    _column("run", Slug, sa.ForeignKey("runs.run", ondelete="CASCADE"), null=True, index=True),
+    _column("round", sa.BigInteger, null=True),
+    _column("client", Slug, null=True),
+    _column("actor", sa.String(100), comment="who: admin, a client's id, or coordinator"),
+    _column("detail", Json),
+)
+
+blobs = sa.Table(
+    "blobs",
+    metadata,
+    _column("digest", Sha256, primary_key=True),
+    _column("bytes", sa.BigInteger),
+    _column("created_at", UtcDateTime),
+)

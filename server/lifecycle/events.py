@@ -1,0 +1,147 @@
+"""What can happen to a run. Facts only; what follows is decided in ``machine``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.schemas import Role
+
+__all__ = [
+    "AggregationFailed",
+    "AggregationFinished",
+    "AssignmentTaken",
+    "ClientDeclined",
+    "ClientEnrolled",
+    "ClientLeft",
+    "ClientSeen",
+    "DiscrepancyReceived",
+    "Event",
+    "FailureReported",
+    "PauseRequested",
+    "ResumeRequested",
+    "StartRequested",
+    "StopRequested",
+    "TimePassed",
+    "UpdateReceived",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnrolled:
+    client: str
+    role: Role
+    examples: int
+    index: int | None = None  # asked for by the client
+    wants_index: bool = False  # asks for the lowest free one
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDeclined:
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """By its own wish or because its token was revoked; also how a client confirms the end of a run."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSeen:
+    """A client that was away asks for work again."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiscrepancyReceived:
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequested:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentTaken:
+    client: str
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReceived:
+    client: str
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReported:
+    client: str
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The clock moved; deadlines may be over."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationFinished:
+    """The new model is in the blob store. ``excluded``: (client, reason) of updates left out of it.
+
+    ``weightless`` is the reason why nobody had weight, if so: the old model was kept.
+    """
+
+    round: int
+    attempt: int
+    excluded: tuple[tuple[str, str], ...] = ()
+    weightless: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationFailed:
+    round: int
+    attempt: int
+    reason: str
+
+
+Event = (
+    ClientEnrolled
+    | ClientDeclined
+    | ClientLeft
+    | ClientSeen
+    | DiscrepancyReceived
+    | StartRequested
+    | PauseRequested
+    | ResumeRequested
+    | StopRequested
+    | AssignmentTaken
+    | UpdateReceived
+    | FailureReported
+    | TimePassed
+    | AggregationFinished
+    | AggregationFailed
+)

@@ -1,0 +1,27 @@
+"""(run, event, now) -> (run, effects). See ``docs/architecture.md`` for the picture."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from server.lifecycle.effects import Effect
+from server.lifecycle.events import Event
+from server.lifecycle.state import Run
+
+__all__ = ["Decision", "decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    run: Run
+    effects: tuple[Effect, ...]
+
+
+def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
+    """What the event makes of the run.
+
+    Raises a :class:`shared.problems.Conflict` that names event and state if the event is not
+    possible now; the run is then unchanged.
+    """
+    raise NotImplementedError

@@ -1,0 +1,93 @@
+"""What the state machine looks at: a run, its enrolments, its current round. All frozen."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from shared.config import RunConfig
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+
+__all__ = ["Enrolment", "Participant", "Policy", "Round", "Run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The part of a run's configuration that decides transitions."""
+
+    rounds: int
+    seed: int
+    min_clients: int
+    clients_per_round: int | None
+    quorum: int
+    deadline: dt.timedelta
+    max_attempts: int
+    autostart: bool
+    needs_discrepancy: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Policy:
+        return cls(
+            rounds=config.rounds,
+            seed=config.seed,
+            min_clients=config.min_clients,
+            clients_per_round=config.clients_per_round,
+            quorum=config.quorum,
+            deadline=dt.timedelta(seconds=config.round_deadline_seconds),
+            max_attempts=config.max_attempts,
+            autostart=config.autostart,
+            needs_discrepancy=config.needs_discrepancy,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """A client in a run. ``index`` orders all sums and seeds; it is fixed at the latest when the run starts."""
+
+    client: str
+    role: Role
+    status: EnrolmentStatus
+    examples: int
+    index: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A client in one attempt of a round."""
+
+    client: str
+    index: int
+    status: ParticipantStatus
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One attempt of a round; ``participants`` in index order."""
+
+    number: int
+    attempt: int
+    status: RoundStatus
+    deadline_at: dt.datetime
+    participants: tuple[Participant, ...]
+    reason: str | None = None
+
+    def participant(self, client: str) -> Participant | None:
+        return next((p for p in self.participants if p.client == client), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as the state machine sees it. ``round`` is the newest round, finished or not."""
+
+    id: str
+    status: RunStatus
+    policy: Policy
+    enrolments: tuple[Enrolment, ...] = ()
+    completed_rounds: int = 0
+    round: Round | None = None
+    reason: str | None = None
+
+    def enrolment(self, client: str) -> Enrolment | None:
+        return next((e for e in self.enrolments if e.client == client), None)

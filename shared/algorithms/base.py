@@ -1,0 +1,170 @@
+"""What an algorithm is: two halves, with FedAvg in every hook.
+
+A method overrides what differs and nothing else; the loop (``shared.training``) and the sums
+(``shared.aggregation``) are written once. No half remembers anything: what survives a round is
+returned, what is missing at a first participation is zero.
+
+Tensor groups are declared: the wire format, the worker's journal and the traffic figures follow
+from the declaration. Every group is shaped like the model's trainable parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from shared.config import Frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Tensors = dict[str, Tensor]
+    Groups = dict[str, Tensors]
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmParameters",
+    "Batch",
+    "Combined",
+    "LocalFinish",
+    "LocalRound",
+    "ServerRound",
+    "UpdateInfo",
+    "Updates",
+]
+
+
+class AlgorithmParameters(Frozen):
+    """Base of an algorithm's own settings; none by default."""
+
+
+P = TypeVar("P", bound=AlgorithmParameters)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One local batch: ``inputs`` of shape (B, ...), ``targets`` of shape (B,), ``outputs`` of the model."""
+
+    inputs: Tensor
+    targets: Tensor
+    outputs: Tensor
+
+
+@dataclass
+class LocalRound:
+    """What a client half may see and use during one round.
+
+    ``parameters`` are the live trainable parameters by name; ``start`` are detached copies of the values
+    received; ``received`` and ``kept`` hold the declared groups (zeros where nothing is there yet).
+    """
+
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    start: Mapping[str, Tensor]
+    received: Mapping[str, Mapping[str, Tensor]]
+    kept: Mapping[str, Mapping[str, Tensor]]
+    first_time: bool
+    relative_size: float
+    learning_rate: float
+    momentum: float
+    steps: int = 0
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LocalFinish:
+    """What a client half returns: the declared upload groups and the declared kept groups."""
+
+    uploads: Groups = field(default_factory=dict)
+    kept: Groups = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UpdateInfo:
+    """The numbers of one update; ``index`` is the client's index in the run, the order of all sums."""
+
+    index: int
+    examples: int
+    relative_size: float
+    steps: int
+
+
+class Updates(Protocol):
+    """The round's updates as a stream, always in index order; each pass maps one file at a time."""
+
+    @property
+    def infos(self) -> Sequence[UpdateInfo]: ...
+
+    def weighted_sum(self, coefficients: Mapping[int, float], group: str = "model") -> Tensors:
+        """``sum_k coefficients[k] * group_k`` over the trainable parameters, in float32 or wider.
+
+        Clients without a coefficient, or with 0, are skipped.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """What a server half may see: ``model`` is x (the model that was sent), trainable parameters only.
+
+    ``weights`` are the aggregation weights p_k by client index (they sum to one over the round);
+    ``clients`` is N, all trainers enrolled; ``momentum`` and ``learning_rate`` are the clients' own.
+    """
+
+    model: Mapping[str, Tensor]
+    state: Mapping[str, Mapping[str, Tensor]]
+    weights: Mapping[int, float]
+    updates: Updates
+    clients: int
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Combined:
+    """``model`` goes to the clients, ``score`` is evaluated (None: the same), ``state`` is kept."""
+
+    model: Tensors
+    score: Tensors | None = None
+    state: Groups = field(default_factory=dict)
+
+
+class Algorithm(Generic[P]):
+    """FedAvg in every hook (McMahan et al., AISTATS 2017, algorithm 1)."""
+
+    citation: ClassVar[str]
+    Parameters: ClassVar[type[AlgorithmParameters]] = AlgorithmParameters
+
+    downloads: ClassVar[tuple[str, ...]] = ()  # server groups that every client receives beside the model
+    private: ClassVar[tuple[str, ...]] = ()  # server groups that stay on the server
+    uploads: ClassVar[tuple[str, ...]] = ()  # groups that a client sends beside its model
+    keeps: ClassVar[tuple[str, ...]] = ()  # groups that a client keeps for its next round
+
+    def __init__(self, parameters: P) -> None:
+        self.parameters = parameters
+
+    # ------------------------------------------------------------ client half
+
+    def begin(self, local: LocalRound) -> None:
+        """Before the first step."""
+
+    def extra_loss(self, local: LocalRound, batch: Batch) -> Tensor | None:
+        """A term added to the batch's loss."""
+        return None
+
+    def on_gradient(self, local: LocalRound) -> None:
+        """After ``backward``, before clipping and the optimizer."""
+
+    def on_step(self, local: LocalRound) -> None:
+        """After the optimizer's step (``local.steps`` counts it already)."""
+
+    def finish(self, local: LocalRound) -> LocalFinish:
+        """After the last step."""
+        return LocalFinish()
+
+    # ------------------------------------------------------------ server half
+
+    def combine(self, server: ServerRound) -> Combined:
+        """``x <- sum_k p_k y_k``. Server groups that are not there yet are zeros in ``server.state``."""
+        return Combined(model=server.updates.weighted_sum(server.weights))

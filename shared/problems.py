@@ -1,0 +1,294 @@
+"""The catalogue of errors: every refusal that a person or a program can meet.
+
+::
+
+    Problem
+    ├── InvalidRequest 422            malformed input, wrong configuration
+    │   ├── InvalidConfiguration
+    │   └── UpdateInvalid             the uploaded bytes cannot be believed
+    │       ├── NotSafetensors · Truncated · UnknownTensor · MissingTensor
+    │       ├── WrongShape · WrongDtype · NotFinite
+    │       ├── DigestMismatch
+    │       └── TooLarge 413
+    ├── Unauthorised 401              MissingToken · WrongToken · RevokedToken
+    ├── Forbidden 403
+    ├── NotFound 404
+    ├── Conflict 409                  right request, wrong moment
+    │   ├── NameTaken · AlreadyEnrolled · ClassContractMismatch · IndexTaken
+    │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
+    │   ├── IllegalTransition
+    │   └── UpdateRefused             UpdateLate · UpdateStale · NotAParticipant
+    │                                 UpdateAlreadyReceived · RunOver
+    └── ServiceFault 503              SchemaOutdated · StorageUnavailable
+
+A problem says what was wrong (``detail``), and what to do (``hint``); anything
+else a program could use (the tensor, the present state) goes into ``extra``.
+The coordinator renders it as RFC 9457 ``application/problem+json``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AlreadyEnrolled",
+    "ClassContractMismatch",
+    "Conflict",
+    "DigestMismatch",
+    "DiscrepancyAlreadySubmitted",
+    "Forbidden",
+    "IllegalTransition",
+    "IncompatibleVersion",
+    "IndexTaken",
+    "InvalidConfiguration",
+    "InvalidRequest",
+    "MissingTensor",
+    "MissingToken",
+    "NameTaken",
+    "NotAParticipant",
+    "NotFinite",
+    "NotFound",
+    "NotSafetensors",
+    "Problem",
+    "RevokedToken",
+    "RunOver",
+    "SchemaOutdated",
+    "ServiceFault",
+    "StorageUnavailable",
+    "TooLarge",
+    "Truncated",
+    "Unauthorised",
+    "UnknownTensor",
+    "UpdateAlreadyReceived",
+    "UpdateInvalid",
+    "UpdateLate",
+    "UpdateRefused",
+    "UpdateStale",
+    "WrongDtype",
+    "WrongShape",
+    "WrongToken",
+    "catalogue",
+]
+
+
+class Problem(Exception):
+    """Base of all refusals. ``code`` is stable and documented in ``docs/problems.md``."""
+
+    code: ClassVar[str] = "problem"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Something went wrong"
+
+    def __init__(self, detail: str, *, hint: str = "", **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.detail} {self.hint}".strip()
+
+    def as_json(self) -> dict[str, Any]:
+        """Body of the RFC 9457 answer; ``type`` is a relative reference to the documentation."""
+        body: dict[str, Any] = {
+            "type": f"/problems#{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.hint:
+            body["hint"] = self.hint
+        return body | self.extra
+
+
+class InvalidRequest(Problem):
+    code = "invalid-request"
+    status = 422
+    title = "The request is malformed"
+
+
+class InvalidConfiguration(InvalidRequest):
+    code = "invalid-configuration"
+    title = "The configuration is not valid"
+
+
+class UpdateInvalid(InvalidRequest):
+    code = "update-invalid"
+    title = "The uploaded tensors cannot be accepted"
+
+
+class NotSafetensors(UpdateInvalid):
+    code = "not-safetensors"
+    title = "The file is not in safetensors format"
+
+
+class Truncated(UpdateInvalid):
+    code = "truncated"
+    title = "The file ends before its tensors do"
+
+
+class UnknownTensor(UpdateInvalid):
+    code = "unknown-tensor"
+    title = "The file holds a tensor that the run does not know"
+
+
+class MissingTensor(UpdateInvalid):
+    code = "missing-tensor"
+    title = "The file lacks a tensor that the run needs"
+
+
+class WrongShape(UpdateInvalid):
+    code = "wrong-shape"
+    title = "A tensor has the wrong shape"
+
+
+class WrongDtype(UpdateInvalid):
+    code = "wrong-dtype"
+    title = "A tensor has the wrong data type"
+
+
+class NotFinite(UpdateInvalid):
+    code = "not-finite"
+    title = "A tensor holds NaN or infinity"
+
+
+class DigestMismatch(UpdateInvalid):
+    code = "digest-mismatch"
+    title = "The bytes received are not the bytes announced"
+
+
+class TooLarge(UpdateInvalid):
+    code = "too-large"
+    status = 413
+    title = "The file is larger than allowed"
+
+
+class Unauthorised(Problem):
+    code = "unauthorised"
+    status = 401
+    title = "Not authenticated"
+
+
+class MissingToken(Unauthorised):
+    code = "missing-token"
+    title = "The request carries no token"
+
+
+class WrongToken(Unauthorised):
+    code = "wrong-token"
+    title = "The token is not known here"
+
+
+class RevokedToken(Unauthorised):
+    code = "revoked-token"
+    title = "The token has been revoked"
+
+
+class Forbidden(Problem):
+    code = "forbidden"
+    status = 403
+    title = "Not allowed with this token"
+
+
+class NotFound(Problem):
+    code = "not-found"
+    status = 404
+    title = "No such thing"
+
+
+class Conflict(Problem):
+    code = "conflict"
+    status = 409
+    title = "Not possible in the present state"
+
+
+class NameTaken(Conflict):
+    code = "name-taken"
+    title = "The name is in use"
+
+
+class AlreadyEnrolled(Conflict):
+    code = "already-enrolled"
+    title = "The client is enrolled with other particulars"
+
+
+class IndexTaken(Conflict):
+    code = "index-taken"
+    title = "The index belongs to another client"
+
+
+class ClassContractMismatch(Conflict):
+    code = "class-contract-mismatch"
+    title = "The classes declared differ from the run's contract"
+
+
+class DiscrepancyAlreadySubmitted(Conflict):
+    code = "discrepancy-already-submitted"
+    title = "The discrepancy is submitted once and does not change"
+
+
+class IncompatibleVersion(Conflict):
+    code = "incompatible-version"
+    title = "Worker and coordinator speak different protocol versions"
+
+
+class IllegalTransition(Conflict):
+    code = "illegal-transition"
+    title = "The run's state does not allow this"
+
+
+class UpdateRefused(Conflict):
+    code = "update-refused"
+    title = "The update does not belong to an open round"
+
+
+class UpdateLate(UpdateRefused):
+    code = "update-late"
+    title = "The round was closed before the update came"
+
+
+class UpdateStale(UpdateRefused):
+    code = "update-stale"
+    title = "The update belongs to another round or attempt"
+
+
+class NotAParticipant(UpdateRefused):
+    code = "not-a-participant"
+    title = "The client was not invited to this round"
+
+
+class UpdateAlreadyReceived(UpdateRefused):
+    code = "update-already-received"
+    title = "Another update of this client is already in the round"
+
+
+class RunOver(UpdateRefused):
+    code = "run-over"
+    title = "The run has ended"
+
+
+class ServiceFault(Problem):
+    code = "service-fault"
+    status = 503
+    title = "The coordinator cannot answer now"
+
+
+class SchemaOutdated(ServiceFault):
+    code = "schema-outdated"
+    title = "The database schema is not at the version of this program"
+
+
+class StorageUnavailable(ServiceFault):
+    code = "storage-unavailable"
+    title = "The database or the blob store does not answer"
+
+
+def catalogue() -> dict[str, type[Problem]]:
+    """Every problem by its code, for the worker's translation back and for the documentation."""
+    found: dict[str, type[Problem]] = {}
+    pending: list[type[Problem]] = [Problem]
+    while pending:
+        kind = pending.pop()
+        found[kind.code] = kind
+        pending.extend(kind.__subclasses__())
+    return found

@@ -1,0 +1,387 @@
+"""The bodies of the HTTP API, used by coordinator, worker and console alike."""
+
+from __future__ import annotations
+
+import datetime as dt
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.config import Metric, RunConfig, Slug
+
+PROTOCOL = 1
+"""Version of what is in this file; exchanged at registration, other versions are refused."""
+
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="SHA-256, hexadecimal")]
+Text = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Body(BaseModel):
+    """What comes in: frozen, no extra fields, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class View(BaseModel):
+    """What goes out. Infinity is written as a string, since JSON has no word for it."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class Role(StrEnum):
+    TRAINER = "trainer"
+    EVALUATOR = "evaluator"
+
+
+class RunStatus(StrEnum):
+    ENROLLING = "enrolling"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED)
+
+
+class RoundStatus(StrEnum):
+    COLLECTING = "collecting"
+    AGGREGATING = "aggregating"
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"
+
+
+class ParticipantStatus(StrEnum):
+    INVITED = "invited"
+    TRAINING = "training"
+    UPLOADED = "uploaded"
+    AGGREGATED = "aggregated"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    REJECTED = "rejected"
+
+
+class EnrolmentStatus(StrEnum):
+    AWAITING_DISCREPANCY = "awaiting_discrepancy"
+    READY = "ready"
+    AWAY = "away"
+    LEFT = "left"
+    DECLINED = "declined"
+
+
+# ---------------------------------------------------------------- tensors of a run
+
+
+class TensorKind(StrEnum):
+    """What aggregation does with a tensor of the model."""
+
+    PARAMETER = "parameter"  # combined by the algorithm
+    FROZEN = "frozen"  # never trained: not uploaded, kept
+    BUFFER = "buffer"  # floating running statistics: weighted mean
+    INTEGER = "integer"  # counters and masks: not uploaded, kept
+
+
+class TensorSpec(Body):
+    name: Annotated[str, Field(min_length=1, max_length=500)]
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    dtype: Annotated[str, Field(description="as safetensors writes it: F32, F64, F16, BF16, I64, BOOL ...")]
+    kind: TensorKind = TensorKind.PARAMETER
+
+
+# ---------------------------------------------------------------- registration
+
+
+class Registration(Body):
+    name: Slug | None = Field(None, description="None: the coordinator makes one (client-1, client-2 ...)")
+    protocol: int = PROTOCOL
+    version: Annotated[str, Field(max_length=50)] = ""
+
+
+class Credential(View):
+    client: str
+    token: str
+    protocol: int = PROTOCOL
+    version: str = ""
+
+
+class ClientView(View):
+    client: str
+    registered_at: dt.datetime
+    last_seen_at: dt.datetime | None
+    revoked_at: dt.datetime | None
+    version: str
+
+
+class JoinTokenRequest(Body):
+    uses: int | None = Field(None, ge=1, le=1_000_000, description="None: without limit")
+    valid_seconds: int | None = Field(None, ge=1, le=10 * 365 * 86400, description="None: until revoked")
+
+
+class JoinToken(View):
+    id: int
+    token: str
+    uses: int | None
+    expires_at: dt.datetime | None
+
+
+# ---------------------------------------------------------------- runs
+
+
+class InitialBlob(Body):
+    """Initial weights uploaded beforehand with ``PUT /blobs/{sha256}``."""
+
+    digest: Digest
+    manifest: tuple[TensorSpec, ...]
+
+
+class RunRequest(Body):
+    config: RunConfig
+    initial: InitialBlob | None = Field(None, description="None: built from the built-in task and the seed")
+
+
+class StopRequest(Body):
+    reason: Text = ""
+
+
+class RunSummary(View):
+    run: str
+    status: RunStatus
+    reason: str | None
+    task: str
+    algorithm: str
+    weighting: str
+    rounds: int
+    completed_rounds: int
+    created_at: dt.datetime
+    finished_at: dt.datetime | None
+    accuracy: float | None = Field(None, description="of the newest evaluated round, 0 to 1")
+
+
+class EnrolmentView(View):
+    client: str
+    role: Role
+    status: EnrolmentStatus
+    index: int | None
+    examples: int
+    discrepancy: float | None
+    device: str
+    reason: str | None
+    enrolled_at: dt.datetime
+    last_seen_at: dt.datetime | None
+    last_error: str | None
+
+
+class Progress(Body):
+    """A heartbeat of local training."""
+
+    attempt: int = Field(ge=1, le=2**31)
+    epoch: Count = 0
+    epochs: Count = 0
+    step: Count = 0
+    steps: Count = 0
+    loss: float | None = None
+
+
+class LedgerRow(View):
+    """Why one client got its weight in one round (reference 1.1)."""
+
+    client: str
+    index: int
+    status: ParticipantStatus
+    included: bool
+    reason: str | None
+    examples: int
+    size_share: float | None = Field(None, description="n_k: examples over the round's examples")
+    discrepancy: float | None = Field(None, description="raw d_k")
+    discrepancy_share: float | None = Field(None, description="d_k normalised")
+    score: float | None = Field(None, description="n_k - a d_k + b")
+    weight: float | None = Field(None, description="p_k, the aggregation weight")
+    size_weight: float | None = Field(None, description="what plain sizes (FedAvg) would have given")
+    steps: int | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    update: str | None = Field(None, description="digest of the uploaded file")
+    bytes: int | None = None
+    uploaded_at: dt.datetime | None = None
+    progress: Progress | None = None
+    heartbeat_at: dt.datetime | None = None
+
+
+class Metrics(Body):
+    """Result of scoring a global model; shares and accuracies from 0 to 1."""
+
+    loss: float
+    accuracy: float | None = Field(None, ge=0, le=1)
+    examples: int = Field(ge=1, le=2**53)
+    per_category: dict[Name, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    extra: dict[Name, float] = Field(default_factory=dict)
+
+
+class EvaluationView(Metrics):
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", extra="ignore")
+    client: str
+    round: int
+    at: dt.datetime
+
+
+class RoundView(View):
+    run: str
+    round: int
+    attempt: int
+    status: RoundStatus
+    reason: str | None
+    opened_at: dt.datetime
+    deadline_at: dt.datetime | None
+    closed_at: dt.datetime | None
+    completed_at: dt.datetime | None
+    model: str | None = Field(None, description="digest of the model this round made")
+    scored_model: str | None = None
+    ledger: tuple[LedgerRow, ...]
+    evaluations: tuple[EvaluationView, ...]
+
+
+class RunView(RunSummary):
+    config: RunConfig
+    classes: tuple[str, ...]
+    manifest: tuple[TensorSpec, ...]
+    initial_model: str
+    model: str = Field(description="digest of the newest global model")
+    enrolments: tuple[EnrolmentView, ...]
+    current_round: RoundView | None
+    waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
+
+
+class EventView(View):
+    id: int
+    at: dt.datetime
+    kind: str
+    run: str | None
+    round: int | None
+    client: str | None
+    actor: str
+    detail: dict[str, Any]
+
+
+# ---------------------------------------------------------------- enrolment
+
+
+class EnrolmentRequest(Body):
+    role: Role = Role.TRAINER
+    task: Name
+    examples: int = Field(ge=0, le=2**53)
+    classes: tuple[Name, ...] = Field(description="the class contract, in order")
+    index: int | None = Field(None, ge=0, le=1_000_000)
+    wants_index: bool = Field(False, description="ask for the lowest free index (a partition of a demo)")
+    device: Annotated[str, Field(max_length=100)] = "cpu"
+
+
+class EnrolmentAnswer(View):
+    run: str
+    client: str
+    role: Role
+    status: EnrolmentStatus
+    index: int | None
+
+
+class DeclineRequest(Body):
+    reason: Text
+
+
+class DiscrepancySubmission(BaseModel):
+    """``d_k``, once. Infinity (the string "Infinity") where the client owns a class of target share 0."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    metric: Metric
+    value: float = Field(ge=0)
+
+
+# ---------------------------------------------------------------- assignments
+
+
+class Enrol(View):
+    kind: Literal["enrol"] = "enrol"
+    run: str
+
+
+class SubmitDiscrepancy(View):
+    kind: Literal["discrepancy"] = "discrepancy"
+    run: str
+    metric: Metric
+    target: Literal["uniform"] | tuple[float, ...]
+
+
+class Train(View):
+    kind: Literal["train"] = "train"
+    run: str
+    round: int
+    attempt: int
+    index: int
+    model: Digest
+    broadcast: Digest | None = Field(None, description="server state that the algorithm sends beside the model")
+    relative_size: float = Field(description="omega_k = N n_k over all enrolled trainers (mean 1)")
+    deadline_at: dt.datetime
+    last_aggregated_round: int = Field(0, description="newest round that took this client's update; 0: none")
+
+
+class Evaluate(View):
+    kind: Literal["evaluate"] = "evaluate"
+    run: str
+    round: int
+    model: Digest
+
+
+class Finished(View):
+    """The run has ended; repeated until the client leaves it (``DELETE /runs/{run}/enrolments``)."""
+
+    kind: Literal["finished"] = "finished"
+    run: str
+    status: RunStatus
+    reason: str | None
+    model: Digest
+
+
+Assignment = Annotated[Enrol | SubmitDiscrepancy | Train | Evaluate | Finished, Field(discriminator="kind")]
+
+
+class UpdateReport(Body):
+    """The few numbers that come with an update, as query parameters of its upload."""
+
+    attempt: int = Field(ge=1, le=2**31)
+    steps: Count
+    examples: Count
+    loss: float | None = None
+    seconds: float = Field(0.0, ge=0)
+
+
+class Receipt(View):
+    run: str
+    round: int
+    attempt: int
+    client: str
+    digest: str
+    bytes: int
+    received_at: dt.datetime
+    row: LedgerRow | None = Field(None, description="after the round: the client's row of the ledger")
+
+
+class Failure(Body):
+    attempt: int = Field(ge=1, le=2**31)
+    code: Annotated[str, Field(max_length=100)] = "error"
+    reason: Text
+
+
+class ProgressAnswer(View):
+    proceed: bool = Field(description="False: the round is closed for this client, stop training")
+    reason: str = ""
+
+
+class Health(View):
+    status: Literal["ok", "unavailable"]
+    version: str
+    checks: dict[str, str] = Field(default_factory=dict)

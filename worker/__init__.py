@@ -1,0 +1,1 @@
+"""A worker process: one client next to its data."""
