@@ -1,0 +1,66 @@
+# One verb, one target. `make help` lists them; `make demo` and `make test` need nothing installed before.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-compose test-chaos lint format bench lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
+
+demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about a minute)
+	@$(BIN)/python -m feddisco demo
+
+test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
+	@tools/system-packages.sh
+	@$(MAKE) --no-print-directory lint
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos" $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not browser and not e2e" $(PYTEST_ARGS)
+
+test-compose: $(VENV)/.dev ## docker compose up, scale, stop and go on, with real containers (needs Docker)
+	@$(BIN)/python -m pytest tests/compose -m compose $(PYTEST_ARGS)
+
+test-chaos: $(VENV)/.dev ## kill -9 of coordinator and workers at every step, the same final model each time
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m chaos $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## ruff, mypy --strict
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy -p shared -p server -p worker -p simulation -p feddisco
+
+format: $(VENV)/.dev ## write what ruff would write
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## the figures of docs/benchmarks.md, one JSON line each
+	@for part in aggregation overhead polling transfer; do OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.$$part || exit 1; done
+	@OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.overhead --large
+
+lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two hashed requirement files
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 \
+		--extra build pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 \
+		--extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean: ## remove the virtual environment and what runs left here
+	rm -rf $(VENV) .demo feddisco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/pip:
+	@tools/check-python.sh "$(PYTHON)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.runtime: $(VENV)/bin/pip requirements.lock pyproject.toml
+	@echo "Installing the tested versions into $(VENV) (PyTorch is large: some minutes the first time) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
