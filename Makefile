@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-compose test-chaos lint format bench lock clean
+.PHONY: help env demo test test-fast test-compose test-chaos lint format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
@@ -47,6 +47,9 @@ lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two hashed requiremen
 		--extra build pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 \
 		--extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+env: ## write .env with fresh secrets for docker compose
+	@tools/make-env.sh
 
 clean: ## remove the virtual environment and what runs left here
 	rm -rf $(VENV) .demo feddisco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
