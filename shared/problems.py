@@ -13,6 +13,8 @@
     ├── Unauthorised 401              MissingToken · WrongToken · RevokedToken
     ├── Forbidden 403
     ├── NotFound 404
+    ├── NotSupported 405              MethodNotAllowed 405 · UnsupportedMediaType 415
+    │                                 RangeNotSatisfiable 416
     ├── Conflict 409                  right request, wrong moment
     │   ├── NameTaken · AlreadyEnrolled · ClassContractMismatch · IndexTaken
     │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
@@ -42,6 +44,7 @@ __all__ = [
     "IndexTaken",
     "InvalidConfiguration",
     "InvalidRequest",
+    "MethodNotAllowed",
     "MissingTensor",
     "MissingToken",
     "NameTaken",
@@ -49,7 +52,9 @@ __all__ = [
     "NotFinite",
     "NotFound",
     "NotSafetensors",
+    "NotSupported",
     "Problem",
+    "RangeNotSatisfiable",
     "RevokedToken",
     "RunOver",
     "SchemaOutdated",
@@ -59,6 +64,7 @@ __all__ = [
     "Truncated",
     "Unauthorised",
     "UnknownTensor",
+    "UnsupportedMediaType",
     "UpdateAlreadyReceived",
     "UpdateInvalid",
     "UpdateLate",
@@ -194,6 +200,29 @@ class NotFound(Problem):
     code = "not-found"
     status = 404
     title = "No such thing"
+
+
+class NotSupported(Problem):
+    code = "not-supported"
+    status = 405
+    title = "The address does not understand this request"
+
+
+class MethodNotAllowed(NotSupported):
+    code = "method-not-allowed"
+    title = "The address exists, but not for this method"
+
+
+class UnsupportedMediaType(NotSupported):
+    code = "unsupported-media-type"
+    status = 415
+    title = "The body is not of a type that is read here"
+
+
+class RangeNotSatisfiable(NotSupported):
+    code = "range-not-satisfiable"
+    status = 416
+    title = "The range asked for lies outside the file"
 
 
 class Conflict(Problem):
