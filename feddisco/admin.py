@@ -1,0 +1,189 @@
+"""The operator's side of the HTTP API: runs, join codes, clients."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from shared.config import RunConfig
+from shared.digests import content_digest
+from shared.problems import InvalidConfiguration, MissingToken, NameTaken
+from shared.schemas import (
+    ClientView,
+    InitialBlob,
+    JoinToken,
+    JoinTokenRequest,
+    RoundView,
+    RunRequest,
+    RunSummary,
+    RunView,
+    StopRequest,
+)
+from worker.client import Coordinator, UnexpectedAnswer, trust
+from worker.diagnose import diagnose
+
+__all__ = ["Admin", "admin", "create_run", "download_model", "load_config", "run_request"]
+
+DEMO = Path(__file__).with_name("demo.yaml")
+_RUNS = TypeAdapter(list[RunSummary])
+_ROUNDS = TypeAdapter(list[RoundView])
+_CLIENTS = TypeAdapter(list[ClientView])
+
+
+class Admin(Coordinator):
+    """A :class:`worker.client.Coordinator` with the admin's calls."""
+
+    def runs(self) -> list[RunSummary]:
+        return _RUNS.validate_json(self._call("GET", "/runs").content)
+
+    def rounds(self, run: str) -> list[RoundView]:
+        """All attempts of all rounds, in the order that the coordinator gives."""
+        return _ROUNDS.validate_json(self._call("GET", f"/runs/{run}/rounds").content)
+
+    def create(self, request: RunRequest) -> RunView:
+        return self._json(RunView, "POST", "/runs", body=request)
+
+    def control(self, run: str, action: str, reason: str = "") -> RunView:
+        return self._json(RunView, "POST", f"/runs/{run}/{action}", body=StopRequest(reason=reason))
+
+    def invite(self, uses: int | None = None, valid_seconds: int | None = None) -> JoinToken:
+        return self._json(
+            JoinToken, "POST", "/join-tokens", body=JoinTokenRequest(uses=uses, valid_seconds=valid_seconds)
+        )
+
+    def clients(self) -> list[ClientView]:
+        return _CLIENTS.validate_json(self._call("GET", "/clients").content)
+
+    def revoke(self, client: str) -> None:
+        self._call("DELETE", f"/clients/{client}")
+
+    def put_blob(self, path: Path, digest: str) -> None:
+        """Upload initial weights, streamed."""
+        headers = {
+            "Content-Type": "application/vnd.safetensors",
+            "Content-Length": str(path.stat().st_size),
+            "Content-Digest": content_digest(digest),
+        }
+        with path.open("rb") as file:
+            self._call(
+                "PUT", f"/blobs/{digest}", content=iter(partial(file.read, 1 << 20), b""), headers=headers
+            )
+
+
+@contextmanager
+def admin(url: str, token_file: Path | None = None) -> Iterator[Admin]:
+    """An authenticated admin connection; network faults end with one sentence."""
+    url = url.rstrip("/")
+    try:
+        with Admin(url, token=_admin_token(token_file), verify=trust(_ca_file())) as client:
+            yield client
+    except (httpx.HTTPError, httpx.InvalidURL, UnexpectedAnswer) as error:
+        raise InvalidConfiguration(diagnose(error, url).sentence) from error
+
+
+def _ca_file() -> Path | None:
+    name = os.environ.get("FEDDISCO_CA_FILE")
+    return Path(name) if name else None
+
+
+def _admin_token(token_file: Path | None) -> str:
+    """From the file given, the environment, or the data folder of a coordinator on this machine."""
+    local = Path(os.environ.get("FEDDISCO_DATA_FOLDER", "feddisco-data")) / "admin-token"
+    if token_file is None and (token := os.environ.get("FEDDISCO_ADMIN_TOKEN")):
+        return token
+    try:
+        return (token_file or local).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise MissingToken(
+            f"No admin token: {token_file or local} cannot be read ({error.strerror}).",
+            hint="Give --admin-token-file or set FEDDISCO_ADMIN_TOKEN; "
+            "the coordinator keeps its token in the file admin-token of its data folder.",
+        ) from None
+
+
+def load_config(source: str | Path, **changes: Any) -> RunConfig:
+    """A run configuration from a YAML or JSON file (``demo``: the built-in one), with fields changed.
+
+    Raises :class:`InvalidConfiguration` that names each field and the value received.
+    """
+    path = DEMO if source == "demo" else Path(source)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfiguration(f"The configuration {path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"The configuration {path} is not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidConfiguration(f"The configuration {path} is not a mapping of fields to values.")
+    try:
+        return RunConfig.model_validate(document | changes)
+    except ValidationError as error:
+        raise InvalidConfiguration(f"The configuration {path} is not valid: {_faults(error)}.") from None
+
+
+def _faults(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']} (received {fault['input']!r:.80})"
+        for fault in error.errors()
+    )
+
+
+def create_run(client: Admin, source: str, *, weights: Path | None = None, if_absent: bool = False) -> str:
+    """Create a run from a configuration file; returns the sentence to print."""
+    config = load_config(source)
+    try:
+        view = client.create(run_request(client, config, weights))
+    except NameTaken:
+        if not if_absent:
+            raise
+        return f"Run {config.name} is there already, left as it is."
+    return f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
+
+
+def run_request(client: Admin, config: RunConfig, weights: Path | None = None) -> RunRequest:
+    """The request for a run; initial weights that the coordinator cannot build itself are uploaded first.
+
+    ``weights``: a safetensors file with every tensor of the task's model. A task of one's own is built here,
+    where its code is installed: the coordinator needs no model code.
+    """
+    from shared.tasks import available, task_of
+
+    if weights is None and config.task in available():
+        return RunRequest(config=config)
+    from shared import wire
+    from shared.tensors import load_into, manifest_of, state_of
+
+    task = task_of(config)
+    model = task.build_model(config.model, config.seed)
+    manifest = manifest_of(model)
+    if weights is not None:
+        wire.validate(weights, wire.model_layout(manifest))
+        load_into(model, wire.read_group(weights, "model", [spec.name for spec in manifest]))
+    with tempfile.TemporaryDirectory() as folder:
+        written = wire.write(Path(folder) / "initial.safetensors", {"model": state_of(model)})
+        client.put_blob(written.path, written.digest)
+    return RunRequest(
+        config=config.model_copy(update={"classes": task.classes}),
+        initial=InitialBlob(digest=written.digest, manifest=manifest),
+    )
+
+
+def download_model(client: Admin, run: str, out: Path, round: int | None) -> str:
+    """Write a round's global model (the one that is scored) to ``out``; returns the sentence to print."""
+    digest = client.run(run).model
+    if round is not None:
+        made = [view for view in client.rounds(run) if view.round == round and view.scored_model]
+        if not made:
+            raise InvalidConfiguration(f"Run {run} has no completed round {round}.")
+        digest = str(made[0].scored_model)
+    size = client.download(digest, out)
+    return f"{out}: {size} bytes, sha256 {digest}"

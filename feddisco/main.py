@@ -1,0 +1,337 @@
+"""The console script: passes flags on and prints answers; decides nothing.
+
+PyTorch is not imported here: ``feddisco --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.problems import InvalidConfiguration, Problem
+
+if TYPE_CHECKING:
+    from server.settings import Settings
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="feddisco",
+    help="Federated learning with discrepancy-aware aggregation weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+server_app = typer.Typer(help="The coordinator.", invoke_without_command=True)
+run_app = typer.Typer(help="Runs: create, look, control (admin).", no_args_is_help=True)
+clients_app = typer.Typer(help="Clients: invite, list, revoke (admin).", no_args_is_help=True)
+app.add_typer(server_app, name="server")
+app.add_typer(run_app, name="run")
+app.add_typer(clients_app, name="clients")
+
+Url = Annotated[
+    str, typer.Option("--url", envvar="FEDDISCO_URL", help="The coordinator's address.", show_default=True)
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-token-file",
+        help="File with the admin token; otherwise FEDDISCO_ADMIN_TOKEN, otherwise the local data folder's.",
+    ),
+]
+LOCAL = "http://127.0.0.1:8000"
+
+
+def _coordinator(**flags: Any) -> Settings:
+    """The coordinator's settings: flags that were given, over the environment."""
+    from pydantic import ValidationError
+
+    from server.settings import Settings
+
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        faults = (f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors() if fault["loc"])
+        raise InvalidConfiguration("; ".join(faults), hint="See docs/settings-coordinator.md.") from None
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(f"feddisco {installed('feddisco')}")
+
+
+# ---------------------------------------------------------------- processes
+
+
+@server_app.callback()
+def server(
+    context: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on [8000].")] = None,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="Folder for the database, blobs and the admin token [feddisco-data].")
+    ] = None,
+    database_url: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://...")] = None,
+) -> None:
+    """Start the coordinator (settings: FEDDISCO_* in the environment, docs/settings-coordinator.md)."""
+    if context.invoked_subcommand is not None:
+        context.obj = {"data_folder": data_folder, "database_url": database_url}
+        return
+    from server.main import serve
+
+    raise typer.Exit(
+        serve(_coordinator(host=host, port=port, data_folder=data_folder, database_url=database_url))
+    )
+
+
+@server_app.command()
+def migrate(context: typer.Context) -> None:
+    """Bring the database's schema to this program's version."""
+    from server.main import migrate as run_migrations
+
+    raise typer.Exit(run_migrations(_coordinator(**context.obj)))
+
+
+@app.command()
+def worker(
+    url: Annotated[str | None, typer.Option(help="The coordinator's address.")] = None,
+    join_token: Annotated[
+        str | None, typer.Option(help="The join code (needed once). Rather in FEDDISCO_JOIN_TOKEN or a file.")
+    ] = None,
+    join_token_file: Annotated[Path | None, typer.Option(help="A file with the join code.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="This client's id; otherwise the coordinator makes one.")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(help="State folder [feddisco-worker].")] = None,
+    state_slots: Annotated[
+        bool | None, typer.Option("--state-slots", help="Share the state folder: take a free slot in it.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="trainer or evaluator [trainer].")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Built-in task or package.module:attribute [digits].")
+    ] = None,
+    task_options: Annotated[str | None, typer.Option(help="The task's options as JSON.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where this site's data lies: a folder or an archive.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Enrol only in runs whose name matches, like 'demo-*'.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Demos: deal the data as the run says (run), or like niid2:5+1.")
+    ] = None,
+    index: Annotated[
+        int | None, typer.Option(help="Which part of the partition; otherwise the lowest free.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, mps, cuda or cuda:N [auto].")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32].")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates (PEM) to check the coordinator's against.")
+    ] = None,
+    wait_seconds: Annotated[
+        float | None, typer.Option(help="How long one question for work waits [30].")
+    ] = None,
+    exit_when_finished: Annotated[
+        bool | None, typer.Option("--exit-when-finished", help="Leave when the run has ended.")
+    ] = None,
+) -> None:
+    """Start a worker next to its data (settings: FEDDISCO_* in the environment, docs/settings-worker.md)."""
+    flags: dict[str, Any] = dict(locals())
+    from worker.main import run as run_worker
+    from worker.settings import load
+
+    raise typer.Exit(run_worker(load(flags)))
+
+
+@app.command()
+def demo(
+    port: Annotated[int, typer.Option(help="Port of the status page; 0 takes a free one.")] = 8000,
+    rounds: Annotated[int | None, typer.Option(help="Rounds instead of the demo's 20.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="PostgreSQL instead of SQLite: postgresql://...")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the coordinator's and workers' files in this folder.")
+    ] = None,
+) -> None:
+    """Six workers, an evaluator and a coordinator on this machine, on real images of digits."""
+    from feddisco.demo import run_demo
+
+    raise typer.Exit(run_demo(port=port, rounds=rounds, database_url=database_url, keep=keep))
+
+
+# ---------------------------------------------------------------- runs
+
+
+@run_app.command("create")
+def run_create(
+    config: Annotated[str, typer.Argument(help="A YAML or JSON file, or `demo`.")],
+    weights: Annotated[
+        Path | None, typer.Option(help="Initial weights (safetensors) for a task that is not built in.")
+    ] = None,
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="Do nothing if the run is there.")] = False,
+    url: Url = LOCAL,
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Create a run; workers that have its task enrol by themselves."""
+    from feddisco.admin import admin, create_run
+
+    with admin(url, admin_token_file) as client:
+        typer.echo(create_run(client, config, weights=weights, if_absent=if_absent))
+
+
+@run_app.command("list")
+def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """List all runs."""
+    from feddisco.admin import admin
+    from feddisco.console import runs_table
+
+    with admin(url, admin_token_file) as client:
+        runs_table(client.runs())
+
+
+@run_app.command("show")
+def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Show a run: state, enrolments, accuracy, the newest ledger."""
+    from feddisco.admin import admin
+    from feddisco.console import run_page
+
+    with admin(url, admin_token_file) as client:
+        run_page(client.run(run), client.rounds(run))
+
+
+@run_app.command("watch")
+def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Follow a run until it ends; the exit code is 0 only if it completed."""
+    from feddisco.admin import admin
+    from feddisco.console import follow
+
+    with admin(url, admin_token_file) as client:
+        raise typer.Exit(0 if follow(client, run) == "completed" else 1)
+
+
+def _control(action: str, run: str, url: str, token_file: Path | None, reason: str = "") -> None:
+    from feddisco.admin import admin
+
+    with admin(url, token_file) as client:
+        view = client.control(run, action, reason)
+        typer.echo(f"{view.run} is {view.status.value}. {view.waiting_for}".strip())
+
+
+@run_app.command("start")
+def run_start(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Start now, with the trainers that are ready."""
+    _control("start", run, url, admin_token_file)
+
+
+@run_app.command("pause")
+def run_pause(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Open no further round; the open one goes on."""
+    _control("pause", run, url, admin_token_file, reason)
+
+
+@run_app.command("resume")
+def run_resume(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Go on after a pause."""
+    _control("resume", run, url, admin_token_file)
+
+
+@run_app.command("stop")
+def run_stop(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """End the run now; the open round is abandoned."""
+    _control("stop", run, url, admin_token_file, reason)
+
+
+@run_app.command("model")
+def run_model(
+    run: str,
+    out: Annotated[Path, typer.Argument(help="Where to write the safetensors file.")],
+    round: Annotated[int | None, typer.Option(help="Which round's model; otherwise the newest.")] = None,
+    url: Url = LOCAL,
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Download a global model."""
+    from feddisco.admin import admin, download_model
+
+    with admin(url, admin_token_file) as client:
+        typer.echo(download_model(client, run, out, round))
+
+
+# ---------------------------------------------------------------- clients
+
+
+@clients_app.command("invite")
+def clients_invite(
+    uses: Annotated[
+        int | None, typer.Option(help="How many clients may join with it; otherwise any number.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Valid for so many days; otherwise until revoked.")
+    ] = None,
+    url: Url = LOCAL,
+    admin_token_file: TokenFile = None,
+) -> None:
+    """Make a join code. It is shown once: mail it to the sites."""
+    from feddisco.admin import admin
+
+    with admin(url, admin_token_file) as client:
+        token = client.invite(uses, None if days is None else int(days * 86400))
+        until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
+        typer.echo(token.token)
+        typer.echo(
+            f"join code {token.id}, valid for {token.uses or 'any number of'} clients, until {until}",
+            err=True,
+        )
+
+
+@clients_app.command("list")
+def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """List registered clients."""
+    from feddisco.admin import admin
+    from feddisco.console import clients_table
+
+    with admin(url, admin_token_file) as client:
+        clients_table(client.clients())
+
+
+@clients_app.command("revoke")
+def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+    """Revoke a client's token; it leaves its runs at once."""
+    from feddisco.admin import admin
+
+    with admin(url, admin_token_file) as client:
+        client.revoke(client_id)
+        typer.echo(f"{client_id} is revoked.")
+
+
+@app.command()
+def replay(
+    run: str,
+    round: int,
+    data_folder: Annotated[
+        Path | None, typer.Option(help="The coordinator's folder [feddisco-data].")
+    ] = None,
+    database_url: Annotated[str | None, typer.Option(help="The coordinator's database.")] = None,
+) -> None:
+    """Rebuild a round's model from its stored updates and compare digests."""
+    from feddisco.replay import replay_round
+
+    ok, sentence = replay_round(_coordinator(data_folder=data_folder, database_url=database_url), run, round)
+    typer.echo(sentence)
+    raise typer.Exit(0 if ok else 1)
+
+
+def main() -> None:
+    """Entry point; a problem ends with one sentence and exit code 2."""
+    try:
+        app()
+    except Problem as problem:
+        typer.echo(f"feddisco: {problem}", err=True)
+        sys.exit(2)
