@@ -3,9 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
-__all__ = ["Aggregate", "Effect", "Record", "Wake"]
+__all__ = ["KINDS", "Aggregate", "Effect", "Kind", "Record", "Wake"]
+
+Kind = Literal[
+    "client_enrolled",
+    "client_declined",
+    "client_left",
+    "client_away",  # missed a deadline: not drawn until it is seen again
+    "client_returned",
+    "discrepancy_received",
+    "run_started",
+    "run_paused",
+    "run_resumed",
+    "run_stopped",
+    "run_completed",
+    "round_waiting",  # too few trainers are ready to open it
+    "round_opened",
+    "round_closed",  # nobody is waited for any more, enough updates came
+    "round_completed",
+    "round_abandoned",
+    "round_without_weight",  # no update had weight; the old model is kept
+    "aggregation_failed",
+    "assignment_taken",
+    "update_received",
+    "update_rejected",  # left out of the aggregation
+    "failure_reported",
+    "participant_timed_out",
+]
+
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+"""Every kind of record that a transition can leave in the event log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,189 @@
-"""(run, event, now) -> (run, effects). See ``docs/architecture.md`` for the picture."""
+"""(run, event, now) -> (run, effects). See ``docs/architecture.md`` for the picture.
+
+``tables`` has the rules; here every event finds the function that follows from it. What concerns the
+coming and going of clients is in ``enrolling``, what several events have in common in ``rounds``.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
+from server.lifecycle import enrolling
+from server.lifecycle.draft import Draft
 from server.lifecycle.effects import Effect
-from server.lifecycle.events import Event
-from server.lifecycle.state import Round, Run
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    AssignmentTaken,
+    ClientDeclined,
+    ClientEnrolled,
+    ClientLeft,
+    ClientSeen,
+    DiscrepancyReceived,
+    Event,
+    FailureReported,
+    PauseRequested,
+    ResumeRequested,
+    StartRequested,
+    StopRequested,
+    TimePassed,
+    UpdateReceived,
+)
+from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
+from server.lifecycle.rounds import abandon, close_if_done, complete, open_next, present, time_out
+from server.lifecycle.state import Run
+from server.lifecycle.views import relative_sizes, waiting_for, waits_for_clients
+from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "decide", "relative_sizes", "waiting_for"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The run afterwards, and what the shell has to do.
-
-    ``ended``: the rounds that ended in this very step and are no longer ``run.round``, because the next
-    round (or attempt) opened in the same step; in their final state, so that the store can write it.
-    """
-
     run: Run
     effects: tuple[Effect, ...]
-    ended: tuple[Round, ...] = ()
 
 
 def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
     """What the event makes of the run.
 
+    Effects come in a fixed order: records as they happened, then an aggregation to start, then one
+    wake-up for all clients concerned. An event that repeats what is known already has none.
+
     Raises a :class:`shared.problems.Conflict` that names event and state if the event is not
     possible now; the run is then unchanged.
     """
-    raise NotImplementedError
+    refuse_unless_allowed(run, event)
+    draft = Draft(run, event, now)
+    _HANDLERS[type(event)](draft, event)
+    return Decision(draft.run, draft.effects())
+
+
+# -------------------------------------------------------------------- control
+
+
+def _pause_requested(draft: Draft, event: PauseRequested) -> None:
+    draft.move_run(RunStatus.PAUSED, event.reason or None)
+    draft.record("run_paused", reason=event.reason)
+
+
+def _resume_requested(draft: Draft, event: ResumeRequested) -> None:
+    draft.move_run(RunStatus.RUNNING)
+    draft.record("run_resumed")
+    if waits_for_clients(draft.run):
+        open_next(draft)
+
+
+def _stop_requested(draft: Draft, event: StopRequested) -> None:
+    draft.move_run(RunStatus.STOPPED, event.reason or None)
+    draft.record("run_stopped", reason=event.reason)
+    current = draft.run.round
+    if current is not None and current.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING):
+        abandon(draft, "run stopped")
+    draft.wake(*present(draft.run))
+
+
+# -------------------------------------------------------------------- a participant's round
+
+
+def _assignment_taken(draft: Draft, event: AssignmentTaken) -> None:
+    participant = open_participant(draft.run, event)
+    if participant.status is ParticipantStatus.FAILED:
+        raise late(draft.run, event, participant)
+    if participant.status is ParticipantStatus.TRAINING:
+        return  # the worker was started again
+    draft.move_participant(participant, ParticipantStatus.TRAINING)
+    draft.record_round("assignment_taken", event.client)
+
+
+def _update_received(draft: Draft, event: UpdateReceived) -> None:
+    participant = open_participant(draft.run, event)
+    if participant.status is ParticipantStatus.FAILED:
+        raise late(draft.run, event, participant)
+    draft.move_participant(participant, ParticipantStatus.UPLOADED)
+    draft.record_round("update_received", event.client)
+    close_if_done(draft)
+
+
+def _failure_reported(draft: Draft, event: FailureReported) -> None:
+    participant = open_participant(draft.run, event)
+    if participant.status is ParticipantStatus.FAILED:
+        return  # the report came twice; the first reason stands
+    draft.move_participant(participant, ParticipantStatus.FAILED, event.reason)
+    draft.record_round("failure_reported", event.client, reason=event.reason)
+    close_if_done(draft)
+
+
+def _time_passed(draft: Draft, event: TimePassed) -> None:
+    current = draft.run.round
+    if current is None or current.status is not RoundStatus.COLLECTING or draft.now < current.deadline_at:
+        return
+    time_out(draft)
+    close_if_done(draft)
+
+
+# -------------------------------------------------------------------- aggregation
+
+
+def _aggregation_finished(draft: Draft, event: AggregationFinished) -> None:
+    _require_aggregating(draft, event)
+    _judge_updates(draft, event)
+    if event.weightless is None:
+        complete(draft)
+    else:
+        draft.record_round("round_without_weight", reason=event.weightless)
+        abandon(draft, f"no update had weight, the old model is kept: {event.weightless}")
+
+
+def _judge_updates(draft: Draft, event: AggregationFinished) -> None:
+    """Updates end as aggregated or rejected; those of a weightless round that were fit stay uploaded."""
+    excluded = dict(event.excluded)
+    uploaded = [p for p in draft.round.participants if p.status is ParticipantStatus.UPLOADED]
+    if strangers := sorted(excluded.keys() - {p.client for p in uploaded}):
+        raise illegal(draft.run, event, f"{', '.join(strangers)} excluded without an update in the round")
+    for participant in uploaded:
+        if participant.client in excluded:
+            reason = excluded[participant.client]
+            draft.move_participant(participant, ParticipantStatus.REJECTED, reason)
+            draft.record_round("update_rejected", participant.client, reason=reason)
+        elif event.weightless is None:
+            draft.move_participant(participant, ParticipantStatus.AGGREGATED)
+
+
+def _aggregation_failed(draft: Draft, event: AggregationFailed) -> None:
+    _require_aggregating(draft, event)
+    draft.record_round("aggregation_failed", reason=event.reason)
+    abandon(draft, f"the aggregation failed: {event.reason}")
+
+
+def _require_aggregating(draft: Draft, event: AggregationFinished | AggregationFailed) -> None:
+    current = draft.run.round
+    wanted = (event.round, event.attempt, RoundStatus.AGGREGATING)
+    if current is None or (current.number, current.attempt, current.status) != wanted:
+        state = (
+            f"round {current.number}, attempt {current.attempt}, {current.status}" if current else "no round"
+        )
+        why = f"round {event.round}, attempt {event.attempt} is not aggregating (current: {state})"
+        raise illegal(draft.run, event, why, "Another process was faster, or the run was stopped: drop it.")
+
+
+_HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
+    ClientEnrolled: enrolling.client_enrolled,
+    ClientDeclined: enrolling.client_declined,
+    ClientLeft: enrolling.client_left,
+    ClientSeen: enrolling.client_seen,
+    DiscrepancyReceived: enrolling.discrepancy_received,
+    StartRequested: enrolling.start_requested,
+    PauseRequested: _pause_requested,
+    ResumeRequested: _resume_requested,
+    StopRequested: _stop_requested,
+    AssignmentTaken: _assignment_taken,
+    UpdateReceived: _update_received,
+    FailureReported: _failure_reported,
+    TimePassed: _time_passed,
+    AggregationFinished: _aggregation_finished,
+    AggregationFailed: _aggregation_failed,
+}

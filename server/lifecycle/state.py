@@ -42,7 +42,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """A client in a run. ``index`` orders all sums and seeds; it is fixed at the latest when the run starts."""
+    """A client in a run. ``index`` orders all sums and seeds; fixed at the latest when the run starts."""
 
     client: str
     role: Role

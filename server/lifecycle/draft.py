@@ -1,0 +1,114 @@
+"""A decision in the making: the run as it becomes, and the effects so far, in the order they happened."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+from server.lifecycle.effects import Aggregate, Effect, Kind, Record, Wake
+from server.lifecycle.events import Event
+from server.lifecycle.state import Enrolment, Participant, Round, Run
+from server.lifecycle.tables import ENROLMENT_MOVES, PARTICIPANT_MOVES, ROUND_MOVES, RUN_MOVES, Moves, S
+from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus
+
+__all__ = ["Draft"]
+
+
+class Draft:
+    """Every change of a status passes through here, and so through the tables."""
+
+    def __init__(self, run: Run, event: Event, now: dt.datetime) -> None:
+        self.run = run
+        self.now = now
+        self._cause = type(event)
+        self._records: list[Record] = []
+        self._aggregate: Aggregate | None = None
+        self._woken: dict[str, None] = {}  # an ordered set
+
+    @property
+    def round(self) -> Round:
+        """The current round, where there must be one."""
+        if self.run.round is None:
+            raise RuntimeError(f"run {self.run.id!r} has no round at {self._cause.__name__}")
+        return self.run.round
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Records as they happened, then the aggregation if one starts, then one wake-up for all."""
+        effects: list[Effect] = [*self._records]
+        if self._aggregate is not None:
+            effects.append(self._aggregate)
+        if self._woken:
+            effects.append(Wake(tuple(self._woken)))
+        return tuple(effects)
+
+    # ---------------------------------------------------------------- effects
+
+    def record(self, kind: Kind, client: str | None = None, **detail: Any) -> None:
+        self._records.append(Record(kind, client, detail=detail))
+
+    def record_round(self, kind: Kind, client: str | None = None, **detail: Any) -> None:
+        """A record that belongs to the current attempt of the current round."""
+        detail = {"attempt": self.round.attempt, **detail}
+        self._records.append(Record(kind, client, self.round.number, detail))
+
+    def aggregate(self) -> None:
+        self._aggregate = Aggregate(self.round.number, self.round.attempt)
+
+    def wake(self, *clients: str) -> None:
+        self._woken.update(dict.fromkeys(clients))
+
+    # ---------------------------------------------------------------- moves
+
+    def _check(self, moves: Moves[S], before: S | None, after: S) -> None:
+        if self._cause not in moves.get((before, after), ()):
+            raise RuntimeError(f"{self._cause.__name__} must not lead from {before!r} to {after!r}")
+
+    def move_run(self, status: RunStatus, reason: str | None = None) -> None:
+        self._check(RUN_MOVES, self.run.status, status)
+        self.run = replace(self.run, status=status, reason=reason)
+
+    def open_round(self, opened: Round) -> None:
+        self._check(ROUND_MOVES, None, opened.status)
+        self.run = replace(self.run, round=opened)
+
+    def move_round(self, status: RoundStatus, reason: str | None = None) -> None:
+        self._check(ROUND_MOVES, self.round.status, status)
+        self.run = replace(self.run, round=replace(self.round, status=status, reason=reason))
+
+    def complete_round(self) -> None:
+        self.move_round(RoundStatus.COMPLETED)
+        self.run = replace(self.run, completed_rounds=self.round.number)
+
+    def move_participant(
+        self, participant: Participant, status: ParticipantStatus, reason: str | None = None
+    ) -> None:
+        self._check(PARTICIPANT_MOVES, participant.status, status)
+        moved = replace(participant, status=status, reason=reason)
+        participants = tuple(moved if p.client == moved.client else p for p in self.round.participants)
+        self.run = replace(self.run, round=replace(self.round, participants=participants))
+
+    def put_enrolment(self, enrolment: Enrolment) -> None:
+        """Adds the enrolment, or replaces the same client's earlier one."""
+        before = self.run.enrolment(enrolment.client)
+        self._check(ENROLMENT_MOVES, before.status if before else None, enrolment.status)
+        if before is None:
+            self._put_enrolments((*self.run.enrolments, enrolment))
+        else:
+            self._put_enrolments(
+                tuple(enrolment if e.client == enrolment.client else e for e in self.run.enrolments)
+            )
+
+    def move_enrolment(
+        self, enrolment: Enrolment, status: EnrolmentStatus, reason: str | None = None
+    ) -> None:
+        self.put_enrolment(replace(enrolment, status=status, reason=reason))
+
+    def assign_indexes(self, indexes: dict[str, int]) -> None:
+        """Gives these clients their index for good; no status changes."""
+        self._put_enrolments(
+            tuple(replace(e, index=indexes.get(e.client, e.index)) for e in self.run.enrolments)
+        )
+
+    def _put_enrolments(self, enrolments: tuple[Enrolment, ...]) -> None:
+        self.run = replace(self.run, enrolments=enrolments)

@@ -1,0 +1,107 @@
+"""The answers to events that are not possible now. Each names the event, the present state, the way out."""
+
+from __future__ import annotations
+
+from server.lifecycle.events import AssignmentTaken, Event, FailureReported, UpdateReceived
+from server.lifecycle.state import Participant, Round, Run
+from server.lifecycle.tables import ALLOWED, events_allowed
+from shared.problems import (
+    Conflict,
+    IllegalTransition,
+    NotAParticipant,
+    RunOver,
+    UpdateAlreadyReceived,
+    UpdateLate,
+    UpdateStale,
+)
+from shared.schemas import ParticipantStatus, RoundStatus
+
+__all__ = ["RoundEvent", "illegal", "late", "open_participant", "refuse_unless_allowed"]
+
+RoundEvent = AssignmentTaken | UpdateReceived | FailureReported
+
+
+def illegal(run: Run, event: Event, why: str, hint: str = "") -> IllegalTransition:
+    """``why`` completes "... is not possible: "."""
+    allowed = events_allowed(run.status)
+    return IllegalTransition(
+        f"{type(event).__name__} is not possible: {why}.",
+        hint=hint or f"Possible while the run is {run.status}: {', '.join(allowed)}.",
+        event=type(event).__name__,
+        state=str(run.status),
+        allowed=list(allowed),
+    )
+
+
+def refuse_unless_allowed(run: Run, event: Event) -> None:
+    """Raises :class:`RunOver` for a client's event after the end, else :class:`IllegalTransition`."""
+    if run.status in ALLOWED[type(event)]:
+        return
+    client = getattr(event, "client", None)
+    if run.status.terminal and client is not None:
+        raise RunOver(
+            f"{type(event).__name__} of {client!r} is not possible: run {run.id!r} is {run.status}.",
+            hint="The run takes nothing more; leave it (DELETE of the enrolment).",
+            event=type(event).__name__,
+            state=str(run.status),
+            allowed=list(events_allowed(run.status)),
+        )
+    raise illegal(run, event, f"run {run.id!r} is {run.status}")
+
+
+def open_participant(run: Run, event: RoundEvent) -> Participant:
+    """The participant that the event is about, where it is to deliver or has failed already.
+
+    Raises :class:`UpdateStale`, :class:`NotAParticipant`, :class:`UpdateLate` or
+    :class:`UpdateAlreadyReceived`.
+    """
+    current = _current_round(run, event)
+    participant = current.participant(event.client)
+    if participant is None:
+        raise _refusal(
+            NotAParticipant, run, event, f"{event.client!r} was not invited", "Wait for an assignment."
+        )
+    if participant.status in (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED):
+        raise _refusal(
+            UpdateAlreadyReceived, run, event, f"the update of {event.client!r} is in the round already", ""
+        )
+    if current.status is not RoundStatus.COLLECTING or participant.status in (
+        ParticipantStatus.TIMED_OUT,
+        ParticipantStatus.REJECTED,
+    ):
+        raise late(run, event, participant)
+    return participant
+
+
+def late(run: Run, event: RoundEvent, participant: Participant) -> Conflict:
+    """The round is over for this participant, or for all."""
+    because = f" ({participant.reason})" if participant.reason else ""
+    why = f"{event.client!r} is {participant.status}{because} in it"
+    return _refusal(UpdateLate, run, event, why, "Drop this update and wait for the next assignment.")
+
+
+def _current_round(run: Run, event: RoundEvent) -> Round:
+    current = run.round
+    if current is not None and (current.number, current.attempt) == (event.round, event.attempt):
+        return current
+    if current is None:
+        why = "no round has been opened yet"
+    else:
+        why = f"the current one is round {current.number}, attempt {current.attempt}"
+    raise _refusal(UpdateStale, run, event, why, "Drop this update and wait for the next assignment.")
+
+
+def _refusal(kind: type[Conflict], run: Run, event: RoundEvent, why: str, hint: str) -> Conflict:
+    current = run.round
+    state = f"round {current.number}, attempt {current.attempt}: {current.status}" if current else "no round"
+    return kind(
+        f"{type(event).__name__} of {event.client!r} for round {event.round}, attempt {event.attempt},"
+        f" is not possible: {why} (run {run.id!r} is {run.status}; {state}).",
+        hint=hint,
+        event=type(event).__name__,
+        state=str(run.status),
+        allowed=list(events_allowed(run.status)),
+        current_round=current.number if current else None,
+        current_attempt=current.attempt if current else None,
+        round_status=str(current.status) if current else None,
+    )

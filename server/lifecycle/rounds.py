@@ -1,0 +1,112 @@
+"""Opening, closing, completing and abandoning rounds: steps that several events share."""
+
+from __future__ import annotations
+
+from server.lifecycle.draft import Draft
+from server.lifecycle.sampling import draw
+from server.lifecycle.state import Participant, Round, Run
+from server.lifecycle.views import drawable, next_attempt, unfinished, updates_needed
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+
+__all__ = ["abandon", "close_if_done", "complete", "open_next", "present", "time_out"]
+
+
+def present(run: Run, role: Role | None = None) -> list[str]:
+    """Clients that have neither left nor declined, by name."""
+    gone = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+    return sorted(e.client for e in run.enrolments if e.status not in gone and role in (None, e.role))
+
+
+def open_next(draft: Draft, *, waited: bool = False) -> None:
+    """Opens the next round, or has the run wait for clients; ``waited``: it did so before."""
+    run = draft.run
+    number, attempt = next_attempt(run)
+    ready = {e.index: e.client for e in drawable(run) if e.index is not None}
+    if len(ready) < updates_needed(run):
+        if not waited:
+            draft.record("round_waiting", round=number, ready=len(ready), needed=updates_needed(run))
+        return
+    policy = run.policy
+    drawn = draw(ready, policy.clients_per_round, seed=policy.seed, number=number, attempt=attempt)
+    opened = Round(
+        number=number,
+        attempt=attempt,
+        status=RoundStatus.COLLECTING,
+        deadline_at=draft.now + policy.deadline,
+        participants=tuple(
+            Participant(client=ready[index], index=index, status=ParticipantStatus.INVITED) for index in drawn
+        ),
+    )
+    draft.open_round(opened)
+    invited = [p.client for p in opened.participants]
+    draft.record_round("round_opened", participants=invited, deadline_at=opened.deadline_at.isoformat())
+    draft.wake(*invited)
+
+
+def time_out(draft: Draft) -> None:
+    """Gives up on the participants that did not deliver; they are away until seen again."""
+    for participant in unfinished(draft.round):
+        reason = f"nothing came until the deadline {draft.round.deadline_at.isoformat()}"
+        draft.move_participant(participant, ParticipantStatus.TIMED_OUT, reason)
+        draft.record_round("participant_timed_out", participant.client, was=str(participant.status))
+        enrolment = draft.run.enrolment(participant.client)
+        if enrolment is not None and enrolment.status is EnrolmentStatus.READY:
+            draft.move_enrolment(enrolment, EnrolmentStatus.AWAY, reason)
+            draft.record("client_away", participant.client, reason=reason)
+
+
+def close_if_done(draft: Draft) -> None:
+    """Closes a collecting round that waits for nobody any more: to be aggregated, or abandoned."""
+    current = draft.round
+    if current.status is not RoundStatus.COLLECTING or unfinished(current):
+        return
+    uploaded = [p for p in current.participants if p.status is ParticipantStatus.UPLOADED]
+    if len(uploaded) < updates_needed(draft.run):
+        abandon(draft, _shortfall(draft.run, current, len(uploaded)))
+        return
+    draft.move_round(RoundStatus.AGGREGATING)
+    draft.record_round("round_closed", updates=len(uploaded), participants=len(current.participants))
+    draft.aggregate()
+
+
+def _shortfall(run: Run, current: Round, uploaded: int) -> str:
+    missing = "; ".join(
+        f"{p.client} {'timed out' if p.status is ParticipantStatus.TIMED_OUT else f'failed: {p.reason}'}"
+        for p in current.participants
+        if p.status is not ParticipantStatus.UPLOADED
+    )
+    return f"{uploaded} of {updates_needed(run)} needed updates came ({missing})"
+
+
+def complete(draft: Draft) -> None:
+    """The new model is there: ends the run after its last round, opens the next one otherwise."""
+    draft.complete_round()
+    aggregated = [p for p in draft.round.participants if p.status is ParticipantStatus.AGGREGATED]
+    draft.record_round(
+        "round_completed", aggregated=len(aggregated), participants=len(draft.round.participants)
+    )
+    draft.wake(*present(draft.run, Role.EVALUATOR))
+    if draft.run.completed_rounds >= draft.run.policy.rounds:
+        draft.move_run(RunStatus.COMPLETED)
+        draft.record("run_completed", rounds=draft.run.completed_rounds)
+        draft.wake(*present(draft.run))
+    elif draft.run.status is RunStatus.RUNNING:
+        open_next(draft)
+
+
+def abandon(draft: Draft, reason: str) -> None:
+    """Gives the attempt up and draws the round anew; after ``max_attempts`` draws the run pauses.
+
+    Attempts go on counting over a pause, so that every multiple of ``max_attempts`` uses an allowance up.
+    """
+    draft.move_round(RoundStatus.ABANDONED, reason)
+    draft.record_round("round_abandoned", reason=reason)
+    if draft.run.status is not RunStatus.RUNNING:
+        return
+    current = draft.round
+    if current.attempt % draft.run.policy.max_attempts:
+        open_next(draft)
+        return
+    why = f"round {current.number} was abandoned in attempt {current.attempt}: {reason}"
+    draft.move_run(RunStatus.PAUSED, why)
+    draft.record("run_paused", reason=why)

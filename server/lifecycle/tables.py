@@ -1,0 +1,150 @@
+"""The rules of a run, as tables. The engine obeys them, the picture in ``docs/`` is drawn from them.
+
+Four kinds of state, one inside the other: a *run* has *enrolments* and at most one open *round*; a
+round has *participants*. Every event is about one run and moves some of the four at once.
+
+1. ``ALLOWED`` says in which run statuses an event is possible at all. What it needs beyond that
+   (the round is the current one, the client takes part in it) is checked by the event's handler.
+2. ``*_MOVES`` say which status may follow which, and because of which events. A move that is not in
+   its table is a bug of the engine, never of a caller, and stops the transaction.
+3. Statuses without a way out are final: an abandoned round is never mended but drawn anew, as the
+   same number with the next attempt; a completed, stopped or failed run stays so.
+4. Pausing keeps new rounds from opening; it does not touch the open one. So the two graphs of run
+   and round are independent, except that a run that stops abandons its open round.
+5. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a
+   running run moves on by itself unless it has too few ready trainers, and then says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    AssignmentTaken,
+    ClientDeclined,
+    ClientEnrolled,
+    ClientLeft,
+    ClientSeen,
+    DiscrepancyReceived,
+    Event,
+    FailureReported,
+    PauseRequested,
+    ResumeRequested,
+    StartRequested,
+    StopRequested,
+    TimePassed,
+    UpdateReceived,
+)
+from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus
+
+__all__ = [
+    "ALLOWED",
+    "ENROLMENT_MOVES",
+    "PARTICIPANT_MOVES",
+    "ROUND_MOVES",
+    "RUN_MOVES",
+    "Moves",
+    "events_allowed",
+]
+
+S = TypeVar("S", bound=StrEnum)
+Causes = tuple[type[Event], ...]
+Moves = Mapping[tuple[S | None, S], Causes]
+"""(before, after) -> the events that can cause it; before None: it comes to be."""
+
+_OPEN: Final = frozenset({RunStatus.ENROLLING, RunStatus.RUNNING, RunStatus.PAUSED})
+_AT_WORK: Final = frozenset({RunStatus.RUNNING, RunStatus.PAUSED})
+_ALWAYS: Final = frozenset(RunStatus)
+
+ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
+    ClientEnrolled: _OPEN,
+    ClientDeclined: _OPEN,
+    ClientLeft: _ALWAYS,
+    ClientSeen: _ALWAYS,
+    DiscrepancyReceived: _OPEN,
+    StartRequested: frozenset({RunStatus.ENROLLING}),
+    PauseRequested: frozenset({RunStatus.RUNNING}),
+    ResumeRequested: frozenset({RunStatus.PAUSED}),
+    StopRequested: _OPEN,
+    AssignmentTaken: _AT_WORK,
+    UpdateReceived: _AT_WORK,
+    FailureReported: _AT_WORK,
+    TimePassed: _ALWAYS,
+    AggregationFinished: _AT_WORK,
+    AggregationFailed: _AT_WORK,
+}
+
+# the events after which a collecting round may have nobody left to wait for
+_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, ClientLeft, TimePassed)
+
+RUN_MOVES: Final[Moves[RunStatus]] = {
+    (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, ClientEnrolled, DiscrepancyReceived),
+    (RunStatus.RUNNING, RunStatus.PAUSED): (
+        PauseRequested,
+        *_CLOSING,
+        AggregationFinished,
+        AggregationFailed,
+    ),
+    (RunStatus.PAUSED, RunStatus.RUNNING): (ResumeRequested,),
+    (RunStatus.RUNNING, RunStatus.COMPLETED): (AggregationFinished,),
+    (RunStatus.PAUSED, RunStatus.COMPLETED): (AggregationFinished,),
+    (RunStatus.ENROLLING, RunStatus.STOPPED): (StopRequested,),
+    (RunStatus.RUNNING, RunStatus.STOPPED): (StopRequested,),
+    (RunStatus.PAUSED, RunStatus.STOPPED): (StopRequested,),
+}
+
+ROUND_MOVES: Final[Moves[RoundStatus]] = {
+    (None, RoundStatus.COLLECTING): (
+        StartRequested,
+        ResumeRequested,
+        ClientEnrolled,
+        ClientSeen,
+        DiscrepancyReceived,
+        *_CLOSING,
+        AggregationFinished,
+        AggregationFailed,
+    ),
+    (RoundStatus.COLLECTING, RoundStatus.AGGREGATING): _CLOSING,
+    (RoundStatus.COLLECTING, RoundStatus.ABANDONED): (*_CLOSING, StopRequested),
+    (RoundStatus.AGGREGATING, RoundStatus.COMPLETED): (AggregationFinished,),
+    (RoundStatus.AGGREGATING, RoundStatus.ABANDONED): (AggregationFinished, AggregationFailed, StopRequested),
+}
+
+PARTICIPANT_MOVES: Final[Moves[ParticipantStatus]] = {
+    (None, ParticipantStatus.INVITED): ROUND_MOVES[None, RoundStatus.COLLECTING],
+    (ParticipantStatus.INVITED, ParticipantStatus.TRAINING): (AssignmentTaken,),
+    (ParticipantStatus.INVITED, ParticipantStatus.UPLOADED): (UpdateReceived,),
+    (ParticipantStatus.TRAINING, ParticipantStatus.UPLOADED): (UpdateReceived,),
+    (ParticipantStatus.INVITED, ParticipantStatus.FAILED): (FailureReported, ClientLeft),
+    (ParticipantStatus.TRAINING, ParticipantStatus.FAILED): (FailureReported, ClientLeft),
+    (ParticipantStatus.INVITED, ParticipantStatus.TIMED_OUT): (TimePassed,),
+    (ParticipantStatus.TRAINING, ParticipantStatus.TIMED_OUT): (TimePassed,),
+    (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED): (AggregationFinished,),
+    (ParticipantStatus.UPLOADED, ParticipantStatus.REJECTED): (AggregationFinished,),
+}
+
+ENROLMENT_MOVES: Final[Moves[EnrolmentStatus]] = {
+    (None, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
+    (None, EnrolmentStatus.READY): (ClientEnrolled,),
+    (None, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.READY): (DiscrepancyReceived,),
+    (EnrolmentStatus.READY, EnrolmentStatus.AWAY): (TimePassed,),
+    (EnrolmentStatus.AWAY, EnrolmentStatus.READY): (ClientSeen,),
+    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.LEFT): (ClientLeft,),
+    (EnrolmentStatus.READY, EnrolmentStatus.LEFT): (ClientLeft,),
+    (EnrolmentStatus.AWAY, EnrolmentStatus.LEFT): (ClientLeft,),
+    (EnrolmentStatus.LEFT, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
+    (EnrolmentStatus.LEFT, EnrolmentStatus.READY): (ClientEnrolled,),
+    (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.DECLINED, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
+    (EnrolmentStatus.DECLINED, EnrolmentStatus.READY): (ClientEnrolled,),
+}
+
+
+def events_allowed(status: RunStatus) -> tuple[str, ...]:
+    """Names of the events that a run of this status can take."""
+    return tuple(kind.__name__ for kind, statuses in ALLOWED.items() if status in statuses)

@@ -1,0 +1,151 @@
+"""What can be read off a run: who is ready, who owns how much, what the run is waiting for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+from server.lifecycle.state import Enrolment, Participant, Round, Run
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+
+__all__ = [
+    "drawable",
+    "next_attempt",
+    "ready_trainers",
+    "relative_sizes",
+    "unfinished",
+    "updates_needed",
+    "waiting_for",
+    "waits_for_clients",
+]
+
+_PRESENT = (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.READY, EnrolmentStatus.AWAY)
+_NAMES_SHOWN = 5
+
+
+def updates_needed(run: Run) -> int:
+    """The quorum: updates without which a round is abandoned, and ready trainers without which none opens."""
+    return max(1, run.policy.quorum)
+
+
+def ready_trainers(run: Run) -> tuple[Enrolment, ...]:
+    return tuple(e for e in run.enrolments if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY)
+
+
+def drawable(run: Run) -> tuple[Enrolment, ...]:
+    """Ready trainers that have examples: those a round can invite."""
+    return tuple(e for e in ready_trainers(run) if e.examples > 0)
+
+
+def unfinished(current: Round) -> tuple[Participant, ...]:
+    """Participants that may still deliver, in index order."""
+    waited_for = (ParticipantStatus.INVITED, ParticipantStatus.TRAINING)
+    return tuple(p for p in current.participants if p.status in waited_for)
+
+
+def waits_for_clients(run: Run) -> bool:
+    """Whether a running run has no open round: the next one lacks ready trainers."""
+    closed = (RoundStatus.COMPLETED, RoundStatus.ABANDONED)
+    return run.status is RunStatus.RUNNING and (run.round is None or run.round.status in closed)
+
+
+def next_attempt(run: Run) -> tuple[int, int]:
+    """(number, attempt) of the round that opens next."""
+    if run.round is not None and run.round.status is RoundStatus.ABANDONED:
+        return run.round.number, run.round.attempt + 1
+    return run.completed_rounds + 1, 1
+
+
+def relative_sizes(run: Run) -> dict[str, float]:
+    """``omega_k = N n_k / sum_j n_j`` by client, over the trainers present (mean 1).
+
+    Present are trainers with examples that have neither left nor declined, whether ready or away.
+    """
+    sizes = {
+        e.client: e.examples
+        for e in run.enrolments
+        if e.role is Role.TRAINER and e.status in _PRESENT and e.examples > 0
+    }
+    total = sum(sizes.values())
+    return {client: len(sizes) * examples / total for client, examples in sizes.items()}
+
+
+# -------------------------------------------------------------------- in words
+
+
+def waiting_for(run: Run, now: dt.datetime) -> str:
+    """One plain sentence for the page."""
+    if run.status is RunStatus.ENROLLING:
+        return _enrolling(run)
+    if run.status is RunStatus.RUNNING:
+        return _open_round(run.round, now) if run.round and not waits_for_clients(run) else _clients(run)
+    if run.status is RunStatus.PAUSED:
+        return _paused(run, now)
+    return f"{run.status}: {run.reason}" if run.reason else f"nothing, the run is {run.status}"
+
+
+def _enrolling(run: Run) -> str:
+    ready = len(ready_trainers(run))
+    late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
+    more = f"; no discrepancy yet from {_listed(late)}" if late else ""
+    if not run.policy.autostart:
+        return f"{_are(ready, 'trainer')} ready; the run waits to be started{more}"
+    wanted = run.policy.min_clients
+    if ready >= wanted:
+        return (
+            f"{_are(len(drawable(run)), 'trainer')} ready with examples, {updates_needed(run)} needed{more}"
+        )
+    return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
+
+
+def _open_round(current: Round, now: dt.datetime) -> str:
+    prefix = f"round {current.number}: "
+    if current.status is RoundStatus.AGGREGATING:
+        uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
+        return prefix + f"{_are(uploaded, 'update')} being aggregated"
+    names = _listed([p.client for p in unfinished(current)])
+    return prefix + f"waiting for {names} until {_clock(current.deadline_at, now)}"
+
+
+def _clients(run: Run) -> str:
+    number, _ = next_attempt(run)
+    away = _with_status(run, EnrolmentStatus.AWAY)
+    late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
+    more = (f"; away: {_listed(away)}" if away else "") + (
+        f"; no discrepancy yet: {_listed(late)}" if late else ""
+    )
+    return f"round {number}: {_are(len(drawable(run)), 'trainer')} ready, {updates_needed(run)} needed{more}"
+
+
+def _paused(run: Run, now: dt.datetime) -> str:
+    text = f"paused: {run.reason}" if run.reason else "paused until it is resumed"
+    if run.round and run.round.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING):
+        text += f"; {_open_round(run.round, now)}"
+    return text
+
+
+def _with_status(run: Run, status: EnrolmentStatus) -> list[str]:
+    return sorted(e.client for e in run.enrolments if e.role is Role.TRAINER and e.status is status)
+
+
+def _clock(at: dt.datetime, now: dt.datetime) -> str:
+    at = at.astimezone(dt.UTC)
+    same_day = at.date() == now.astimezone(dt.UTC).date()
+    return f"{at:%H:%M} UTC" if same_day else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{_count(number, noun)} {_be(number)}"
