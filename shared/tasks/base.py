@@ -1,0 +1,84 @@
+"""What a task is: its classes, its data, its model, its loss and its scores.
+
+The defaults are those of classification with cross-entropy; a regression overrides ``loss``,
+``score`` and ``categories``, and its ``classes`` are the names of its bins.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.config import Frozen
+from shared.models import build_model
+from shared.seeds import derive
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shared.data import Examples
+
+__all__ = ["NoOptions", "Split", "Task"]
+
+Split = Literal["train", "test"]
+
+
+class NoOptions(Frozen):
+    """For a task without options."""
+
+
+class Task(ABC):
+    """Base of all tasks. ``options`` is an instance of the class's own ``Options``."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[Frozen]] = NoOptions
+    default_model: ClassVar[str]
+
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+    def __init__(self, options: Frozen) -> None:
+        self.options = options
+
+    @abstractmethod
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        """One split of the data, whole, in a fixed order.
+
+        ``source`` is where the data lie; ``seed`` is the run's, for tasks that make the split themselves.
+
+        Raises:
+            InvalidConfiguration: the data are not there; says what was looked for, and where.
+        """
+
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A batch as the model takes it, float32: normalised, and augmented when a generator is given.
+
+        The generator is a CPU one whatever the device of ``inputs``: every device sees the same draws.
+        """
+        return inputs.float()
+
+    def build_model(self, model: str | None, seed: int) -> nn.Module:
+        """The initial model (None: ``default_model``), the same for the same seed, on the CPU.
+
+        The global generator is left as it was found.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive(seed, "initial-model"))
+            return build_model(model or self.default_model, len(self.classes), self.input_shape)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a batch, a scalar: cross-entropy of logits (B, classes) and labels (B,)."""
+        return functional.cross_entropy(outputs, targets)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Whether each example is right, bool (B,); None where there is no right and wrong."""
+        return outputs.argmax(dim=1) == targets
+
+    def categories(self, targets: Tensor) -> Tensor:
+        """The class index of each target, int64 (N,): what the discrepancy counts."""
+        return targets

@@ -1,0 +1,63 @@
+"""The 1,797 handwritten digits that come with scikit-learn: real images, nothing to download.
+
+Alpaydin and Kaynak, *Optical Recognition of Handwritten Digits*, UCI, 1998 (its test part).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.data import Examples
+from shared.seeds import torch_generator
+from shared.tasks.base import Split, Task
+
+__all__ = ["TASK", "Digits"]
+
+TEST_SHARE = 0.2
+MEAN, DEVIATION = 4.8842, 6.0168  # of all pixels, which go from 0 to 16
+
+
+class Digits(Task):
+    """Images of shape (1, 8, 8), values 0 to 16; split 80/20 within each class by the run's seed."""
+
+    name = "digits"
+    default_model = "mlp"
+    classes = tuple("0123456789")
+    input_shape = (1, 8, 8)
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        """Some 1,440 or 360 images, in the order of the collection; ``source`` is not used."""
+        examples = _collection()
+        held_out = _held_out(examples.targets, seed)
+        return examples.subset(torch.nonzero(held_out if split == "test" else ~held_out).flatten())
+
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Standardised; never augmented."""
+        return inputs.float().sub_(MEAN).div_(DEVIATION)
+
+
+TASK = Digits
+
+
+@cache
+def _collection() -> Examples:
+    from sklearn.datasets import load_digits  # takes a second, so only where it is needed
+
+    data = load_digits()
+    images = torch.from_numpy(data.images).to(torch.uint8).unsqueeze(1)  # (1797, 1, 8, 8)
+    return Examples(images, torch.from_numpy(data.target).to(torch.int64))
+
+
+def _held_out(targets: Tensor, seed: int) -> Tensor:
+    """Mask of the test examples: the rounded share of each class, drawn by the seed."""
+    generator = torch_generator(seed, "split")
+    mask = torch.zeros(len(targets), dtype=torch.bool)
+    for label in range(10):
+        members = torch.nonzero(targets == label).flatten()
+        order = torch.randperm(len(members), generator=generator)
+        mask[members[order[: round(TEST_SHARE * len(members))]]] = True
+    return mask
