@@ -148,9 +148,9 @@ rounds = sa.Table(
     _column("start_model", Sha256),
     _column("start_broadcast", Sha256, null=True),
     _column("start_private", Sha256, null=True),
-    _column("model", Sha256, null=True),
-    _column("scored_model", Sha256, null=True),
-    _column("broadcast", Sha256, null=True),
+    _column("model", Sha256, null=True, index=True),
+    _column("scored_model", Sha256, null=True, index=True),
+    _column("broadcast", Sha256, null=True, index=True),
     _column("private", Sha256, null=True),
 )
 
@@ -160,7 +160,7 @@ participants = sa.Table(
     _column("run", Slug, primary_key=True),
     _column("round", sa.BigInteger, primary_key=True),
     _column("attempt", sa.BigInteger, primary_key=True),
-    _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True, index=True),
+    _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True),
     _column("index", sa.BigInteger),
     _column("status", _enum(ParticipantStatus)),
     _column("reason", sa.Text, null=True),
@@ -178,6 +178,7 @@ participants = sa.Table(
     _column("progress", Json, null=True),
     _column("heartbeat_at", UtcDateTime, null=True),
     # the ledger (reference 1.1)
+    _column("included", sa.Boolean, null=True),
     _column("size_share", sa.Double, null=True),
     _column("discrepancy", sa.Double, null=True),
     _column("discrepancy_share", sa.Double, null=True),
@@ -187,6 +188,8 @@ participants = sa.Table(
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),
+    # every poll asks: where is this client invited, and which round took its update last
+    sa.Index("ix_participants_client_status", "client", "status", "run", "round"),
 )
 
 evaluations = sa.Table(

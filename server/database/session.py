@@ -1,0 +1,189 @@
+"""Engines and transactions.
+
+``make_engine`` sets what SQLite needs so that a transaction is one (see ``docs/decisions``): without it,
+sqlite3 opens no transaction before a SELECT, and "read, then write" loses updates. No logic depends on
+SQLite's single writer all the same: PostgreSQL at READ COMMITTED would lose them too.
+
+``reading`` and ``writing`` give two types, so that a function that writes cannot be handed a
+read-only connection; the database refuses it as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from shared.problems import InvalidConfiguration, StorageUnavailable
+
+__all__ = ["Reading", "Writing", "describe", "make_engine", "parse_url", "reading", "translated", "writing"]
+
+BUSY_SECONDS = 30
+_READ_ONLY = "feddisco_read_only"
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+class Reading:
+    """A connection inside a read-only transaction: one consistent snapshot."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    @property
+    def dialect(self) -> str:
+        return self._connection.dialect.name
+
+    def has_table(self, name: str) -> bool:
+        return sa.inspect(self._connection).has_table(name)
+
+    def select(
+        self, statement: sa.Select[*tuple[Any, ...]], parameters: Mapping[str, Any] | None = None
+    ) -> sa.CursorResult[*tuple[Any, ...]]:
+        return self._connection.execute(statement, parameters)
+
+
+class Writing(Reading):
+    """A connection inside a transaction that is committed at the end of its ``with`` block."""
+
+    def execute(
+        self, statement: sa.UpdateBase, parameters: Parameters = None
+    ) -> sa.CursorResult[*tuple[Any, ...]]:
+        return self._connection.execute(statement, parameters)
+
+    def lock_events(self) -> None:
+        """Let event ids become visible in their order: whoever asks for "after id N" misses none.
+
+        SQLite has one writer anyway. Taken last in a transaction and held until its commit.
+        """
+        if self.dialect == "postgresql":
+            self._connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7305519, 2)")
+
+
+# PostgreSQL refuses NaN in JSON, SQLite takes it: refused for both
+_to_json = functools.partial(json.dumps, allow_nan=False)
+
+
+def parse_url(url: str) -> sa.URL:
+    """The URL with the installed driver; raises :class:`InvalidConfiguration` without the password."""
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        # the text may hold a password: it is not repeated
+        raise InvalidConfiguration("the database URL cannot be read", hint=_URL_HINT) from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return parsed.set(drivername="sqlite+pysqlite")
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise InvalidConfiguration(f"no database driver for {parsed.drivername}://", hint=_URL_HINT)
+
+
+_URL_HINT = "Use sqlite:///path/to/file or postgresql://user:password@host:port/name."
+
+
+def make_engine(
+    url: str | sa.URL,
+    *,
+    synchronous: Literal["FULL", "NORMAL"] = "FULL",
+    poolclass: type[sa.Pool] = sa.QueuePool,
+) -> sa.Engine:
+    """An engine for ``sqlite:///path`` or ``postgresql://...``.
+
+    ``synchronous`` (SQLite): FULL, because an update that was answered 2xx must survive the host's death;
+    with WAL, NORMAL would lose the last commits then.
+    """
+    parsed = parse_url(url) if isinstance(url, str) else url
+    if parsed.get_backend_name() == "postgresql":
+        return sa.create_engine(
+            parsed,
+            poolclass=poolclass,
+            json_serializer=_to_json,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": 10, "application_name": "feddisco"},
+        )
+    engine = sa.create_engine(
+        parsed, poolclass=poolclass, json_serializer=_to_json, connect_args={"timeout": BUSY_SECONDS}
+    )
+    _prepare_sqlite(engine, synchronous)
+    return engine
+
+
+def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
+    def connected(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        assert isinstance(connection, sqlite3.Connection)
+        connection.isolation_level = None  # the driver opens no transaction by itself; `begin` does
+        for pragma in (
+            f"busy_timeout = {BUSY_SECONDS * 1000}",
+            "journal_mode = WAL",
+            f"synchronous = {synchronous}",
+            "foreign_keys = ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    sa.event.listen(engine, "connect", connected)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # a deferred BEGIN that reads and then writes meets a snapshot conflict that no timeout waits for
+    read_only = connection.get_execution_options().get(_READ_ONLY, False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+_writers: weakref.WeakKeyDictionary[sa.Engine, threading.Lock] = weakref.WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+def _queue(engine: sa.Engine) -> threading.Lock | nullcontext[None]:
+    """SQLite's waiting writers sleep and try again; threads of one process queue up instead."""
+    if engine.dialect.name != "sqlite":
+        return nullcontext()
+    with _guard:
+        return _writers.setdefault(engine, threading.Lock())
+
+
+@contextmanager
+def writing(engine: sa.Engine) -> Iterator[Writing]:
+    """One transaction: committed at the end of the block, rolled back if it raises."""
+    with translated(engine), _queue(engine), engine.begin() as connection:
+        yield Writing(connection)
+
+
+@contextmanager
+def reading(engine: sa.Engine) -> Iterator[Reading]:
+    """One read-only transaction over one consistent snapshot; it never waits for a writer."""
+    with translated(engine), engine.connect().execution_options(**_options(engine)) as connection:
+        yield Reading(connection)
+
+
+def _options(engine: sa.Engine) -> dict[str, Any]:
+    if engine.dialect.name == "postgresql":
+        return {"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"}
+    return {_READ_ONLY: True}
+
+
+def describe(engine: sa.Engine) -> str:
+    """The database in words, without its password."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def translated(engine: sa.Engine) -> Iterator[None]:
+    """Driver errors about the connection become :class:`StorageUnavailable`; our own mistakes stay."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError) as error:
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        first_line = str(cause).strip().partition("\n")[0]
+        raise StorageUnavailable(
+            f"the database {describe(engine)} does not answer: {first_line}",
+            hint="Check that it runs, that its address is right and that the disk has room; then try again.",
+        ) from error
