@@ -18,7 +18,7 @@
     ├── Conflict 409                  right request, wrong moment
     │   ├── NameTaken · AlreadyEnrolled · ClassContractMismatch · IndexTaken
     │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
-    │   ├── IllegalTransition
+    │   ├── IllegalTransition · WeightlessRound · Diverged
     │   └── UpdateRefused             UpdateLate · UpdateStale · NotAParticipant
     │                                 UpdateAlreadyReceived · RunOver
     └── ServiceFault 503              SchemaOutdated · StorageUnavailable
@@ -38,6 +38,7 @@ __all__ = [
     "Conflict",
     "DigestMismatch",
     "DiscrepancyAlreadySubmitted",
+    "Diverged",
     "Forbidden",
     "IllegalTransition",
     "IncompatibleVersion",
@@ -70,6 +71,7 @@ __all__ = [
     "UpdateLate",
     "UpdateRefused",
     "UpdateStale",
+    "WeightlessRound",
     "WrongDtype",
     "WrongShape",
     "WrongToken",
@@ -264,6 +266,16 @@ class IncompatibleVersion(Conflict):
 class IllegalTransition(Conflict):
     code = "illegal-transition"
     title = "The run's state does not allow this"
+
+
+class WeightlessRound(Conflict):
+    code = "weightless-round"
+    title = "No update of the round has a weight"
+
+
+class Diverged(Conflict):
+    code = "diverged"
+    title = "The new model holds NaN or infinity"
 
 
 class UpdateRefused(Conflict):

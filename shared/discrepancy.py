@@ -1,0 +1,103 @@
+"""How far a client's labels are from the target: the one number ``d_k`` that it discloses.
+
+Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023,
+section 4. The direction is local against target, ``KL(D_k || T)``, so that a class of which a
+client has no example adds nothing (the reverse would be infinite).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.config import Metric
+from shared.problems import InvalidConfiguration, InvalidRequest
+
+__all__ = ["discrepancy"]
+
+Distribution = NDArray[np.float64]
+
+
+def discrepancy(
+    counts: Sequence[float] | NDArray[np.float64] | NDArray[np.int64],
+    target: Literal["uniform"] | Sequence[float],
+    metric: Metric = "kl",
+) -> float:
+    """Distance of a client's label distribution from the target, 0 or more.
+
+    ``counts`` has one entry a class of the run's contract, in its order; counts and target need not
+    sum to one. ``kl`` uses the natural logarithm (at most ln C for a uniform target) and is ``inf`` where
+    the client holds a class whose target share is 0. ``l1`` has no factor 1/2, ``l2`` is not squared,
+    ``cosine`` is 1 - cos.
+
+    Raises InvalidRequest for counts that are negative, not finite or all zero, and InvalidConfiguration
+    for such a target, one of another length, or an unknown metric.
+
+    >>> discrepancy([5, 5, 0, 0], "uniform")
+    0.6931471805599453
+    """
+    local = _distribution(counts, "the counts", InvalidRequest)
+    wanted = (
+        np.full(len(local), 1 / len(local))
+        if isinstance(target, str)
+        else _distribution(target, "the target", InvalidConfiguration)
+    )
+    if len(wanted) != len(local):
+        raise InvalidConfiguration(
+            f"the target has {len(wanted)} shares for {len(local)} classes",
+            hint="Give one share a class, in the order of the class contract.",
+        )
+    if metric not in _METRICS:
+        raise InvalidConfiguration(f"metric {metric!r} is none of {', '.join(_METRICS)}")
+    return max(0.0, _METRICS[metric](local, wanted))
+
+
+def _distribution(
+    values: Sequence[float] | NDArray[np.float64] | NDArray[np.int64], what: str, error: type[InvalidRequest]
+) -> Distribution:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise error(f"{what}: one number a class is needed, received shape {array.shape}")
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if len(bad):
+        raise error(f"{what}: class {bad[0]} has {array[bad[0]]}, not a finite number of 0 or more")
+    largest = array.max()
+    if largest == 0:
+        raise error(
+            f"{what}: all {len(array)} classes have 0", hint="Without examples there is no distribution."
+        )
+    scaled = array / largest  # so that no sum overflows
+    return scaled / math.fsum(scaled)
+
+
+def _kl(local: Distribution, target: Distribution) -> float:
+    held = local > 0
+    if np.any(target[held] == 0):
+        return math.inf
+    # The difference of logarithms: the quotient could overflow for a tiny target share.
+    return math.fsum(local[held] * (np.log(local[held]) - np.log(target[held])))
+
+
+def _l1(local: Distribution, target: Distribution) -> float:
+    return math.fsum(np.abs(local - target))
+
+
+def _l2(local: Distribution, target: Distribution) -> float:
+    return math.sqrt(math.fsum((local - target) ** 2))
+
+
+def _cosine(local: Distribution, target: Distribution) -> float:
+    norms = math.sqrt(math.fsum(local**2)) * math.sqrt(math.fsum(target**2))
+    return 1.0 - math.fsum(local * target) / norms
+
+
+_METRICS: dict[str, Callable[[Distribution, Distribution], float]] = {
+    "kl": _kl,
+    "l1": _l1,
+    "l2": _l2,
+    "cosine": _cosine,
+}
