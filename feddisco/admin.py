@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,10 @@ import httpx
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from feddisco.settings import ConsoleSettings
 from shared.config import RunConfig
 from shared.digests import content_digest
-from shared.problems import InvalidConfiguration, MissingToken, NameTaken
+from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
     ClientView,
     InitialBlob,
@@ -82,32 +82,12 @@ class Admin(Coordinator):
 @contextmanager
 def admin(url: str, token_file: Path | None = None) -> Iterator[Admin]:
     """An authenticated admin connection; network faults end with one sentence."""
-    url = url.rstrip("/")
+    url, settings = url.rstrip("/"), ConsoleSettings()
     try:
-        with Admin(url, token=_admin_token(token_file), verify=trust(_ca_file())) as client:
+        with Admin(url, token=settings.token(token_file), verify=trust(settings.ca_file)) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL, UnexpectedAnswer) as error:
         raise InvalidConfiguration(diagnose(error, url).sentence) from error
-
-
-def _ca_file() -> Path | None:
-    name = os.environ.get("FEDDISCO_CA_FILE")
-    return Path(name) if name else None
-
-
-def _admin_token(token_file: Path | None) -> str:
-    """From the file given, the environment, or the data folder of a coordinator on this machine."""
-    local = Path(os.environ.get("FEDDISCO_DATA_FOLDER", "feddisco-data")) / "admin-token"
-    if token_file is None and (token := os.environ.get("FEDDISCO_ADMIN_TOKEN")):
-        return token
-    try:
-        return (token_file or local).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise MissingToken(
-            f"No admin token: {token_file or local} cannot be read ({error.strerror}).",
-            hint="Give --admin-token-file or set FEDDISCO_ADMIN_TOKEN; "
-            "the coordinator keeps its token in the file admin-token of its data folder.",
-        ) from None
 
 
 def load_config(source: str | Path, **changes: Any) -> RunConfig:

@@ -1,0 +1,225 @@
+"""``feddisco demo``: a coordinator, an evaluator and six workers as separate processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import httpx
+from rich.console import Console
+
+from feddisco.admin import Admin, load_config, run_request
+from feddisco.console import accuracy_table, follow, ledger_table, newest
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from shared.schemas import RunStatus
+
+__all__ = ["Processes", "run_demo"]
+
+HOST = "127.0.0.1"
+_console = Console(highlight=False)
+
+
+@dataclass
+class Processes:
+    """Child processes with a log file each; all of them end with this object."""
+
+    folder: Path
+    environment: dict[str, str]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``feddisco ARGUMENTS``; its output goes to ``NAME.log`` in the folder."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own module, no shell
+                [sys.executable, "-m", "feddisco", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self.environment,
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends them in order
+            )
+        self.running[name] = process
+        return process
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The end of a process's log."""
+        text = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def failed(self) -> str | None:
+        """The name of a process that ended with an error, if any."""
+        return next((name for name, process in self.running.items() if process.poll() not in (None, 0)), None)
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """SIGTERM to all, SIGKILL to those that do not leave in time."""
+        for process in reversed(self.running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        end = time.monotonic() + seconds
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def run_demo(*, port: int, rounds: int | None, database_url: str | None, keep: Path | None) -> int:
+    """Train, print, and on a terminal go on serving the page until Ctrl-C. Returns the exit code."""
+    config = load_config("demo", **({} if rounds is None else {"rounds": rounds}))
+    port = _free_port(port)
+    with ExitStack() as stack:
+        stack.enter_context(_signals_raise())
+        folder = _folder(stack, keep)
+        processes = Processes(folder, _environment(folder, database_url))
+        stack.callback(processes.stop)
+        try:
+            return _train(processes, config, f"http://{HOST}:{port}", port)
+        except KeyboardInterrupt:
+            _console.print("\nStopped.")
+            return 130
+
+
+def _train(processes: Processes, config: RunConfig, url: str, port: int) -> int:
+    began = time.monotonic()
+    processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
+    clients = config.min_clients
+    for index in range(clients):
+        _start_worker(processes, url, f"client-{index + 1}", "--partition", "run", "--index", str(index))
+    _start_worker(processes, url, "evaluator", "--role", "evaluator")
+    with Admin(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
+        _wait_until_ready(processes, url)
+        _console.print(f"Status page: [bold]{url}/runs/{config.name}[/bold]")
+        _console.print(f"{clients} workers and an evaluator are starting, each a process of its own ...")
+        client.create(run_request(client, config))
+        status = follow(client, config.name, say=lambda line: _report(processes, line))
+        if status is not RunStatus.COMPLETED:
+            _console.print(f"The run is {status.value}: {client.run(config.name).reason}")
+            return 1
+        _summary(client, config.name, time.monotonic() - began)
+    _keep_serving(url)
+    return 0
+
+
+def _start_worker(processes: Processes, url: str, name: str, *more: str) -> None:
+    state = processes.folder / name
+    processes.start(name, "worker", "--url", url, "--name", name, "--state", str(state), *more)
+
+
+def _report(processes: Processes, line: str) -> None:
+    _console.print(line)
+    if name := processes.failed():
+        raise InvalidConfiguration(
+            f"The process {name} ended early. The end of its log:\n{processes.tail(name)}"
+        )
+
+
+def _summary(client: Admin, run: str, seconds: float) -> None:
+    last = newest(client.rounds(run))
+    if last is None:
+        return
+    ledger_table(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
+    for evaluation in last.evaluations:
+        accuracy_table(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
+    _console.print(f"Final model sha256 {last.scored_model}")
+    _console.print(f"{last.round} rounds in {seconds:.1f} s, start of nine processes included.")
+
+
+def _keep_serving(url: str) -> None:
+    if not sys.stdout.isatty():
+        return
+    _console.print(f"The page stays at [bold]{url}[/bold] until Ctrl-C.")
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+    _console.print("\nStopped.")
+
+
+# ---------------------------------------------------------------- surroundings
+
+
+def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
+    """Settings of the children. Tokens go through the environment, never through arguments that ``ps`` shows."""
+    environment = {
+        "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
+        "FEDDISCO_ADMIN_TOKEN": secrets.token_urlsafe(24),
+        "FEDDISCO_JOIN_TOKEN": secrets.token_urlsafe(24),
+        "FEDDISCO_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # one core a process: eight processes would fight over them otherwise
+        "PYTHONUNBUFFERED": "1",
+    }
+    if database_url is not None:
+        environment["FEDDISCO_DATABASE_URL"] = database_url
+    return environment
+
+
+def _free_port(port: int) -> int:
+    """The port itself if it can be listened on; for 0 a free one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise InvalidConfiguration(
+                f"Port {port} on {HOST} cannot be used: {error.strerror}.",
+                hint="Take another: make demo PORT=8001 (or feddisco demo --port 0 for any free one).",
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _folder(stack: ExitStack, keep: Path | None) -> Path:
+    """The folder for everything the demo writes; a temporary one unless it is to be kept."""
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            return keep
+        folder = Path(tempfile.mkdtemp(prefix="feddisco-demo-"))
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"The demo has nowhere to write: {error}.",
+            hint="Set TMPDIR to a folder that can be written, or give --keep FOLDER.",
+        ) from None
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that no child outlives it."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait_until_ready(processes: Processes, url: str, seconds: float = 45.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if processes.running["coordinator"].poll() is not None:
+            break
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/readyz", timeout=2.0).is_success:
+                return
+        time.sleep(0.05)
+    raise InvalidConfiguration(
+        f"The coordinator did not come up. The end of its log:\n{processes.tail('coordinator')}"
+    )
