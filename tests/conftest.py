@@ -1,0 +1,84 @@
+"""Fixtures for every folder: databases and the real data sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from server.database.session import make_engine
+from tests.databases import NoPostgres, Postgres, own_cluster, sqlite_template
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the published data sets, or the test is skipped."""
+    folder = Path(os.environ.get("FEDDISCO_DATA") or ROOT.parent / "shared" / "data").resolve()
+    if not folder.is_dir():
+        pytest.skip(f"no data sets: {folder} is not a folder (set FEDDISCO_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """DATABASE_URL's server, or one started for this session (with xdist: one a worker)."""
+    if given := os.environ.get("DATABASE_URL"):
+        server = Postgres(sa.make_url(given).set(drivername="postgresql"))
+        yield server
+        server.close()
+        return
+    cluster = own_cluster()
+    try:
+        server = cluster.__enter__()
+    except NoPostgres as why:
+        if os.environ.get("FEDDISCO_REQUIRE_POSTGRES") == "1":
+            pytest.fail(f"PostgreSQL is required here (FEDDISCO_REQUIRE_POSTGRES=1): {why}")
+        pytest.skip(f"no PostgreSQL: {why}")
+    try:
+        yield server
+    finally:
+        cluster.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sqlite_template(tmp_path_factory.mktemp("sqlite"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh database with the present schema: the test runs once on each kind."""
+    if request.param == "sqlite":
+        template: Path = request.getfixturevalue("migrated_sqlite")
+        shutil.copyfile(template, tmp_path / "test.sqlite")
+        yield f"sqlite:///{tmp_path / 'test.sqlite'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.fresh()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.sqlite'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.empty()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    engine = make_engine(database_url)
+    yield engine
+    engine.dispose()
