@@ -21,6 +21,8 @@ class Draft:
     def __init__(self, run: Run, event: Event, now: dt.datetime) -> None:
         self.run = run
         self.now = now
+        self.ended: tuple[Round, ...] = ()
+        self._before = run
         self._cause = type(event)
         self._records: list[Record] = []
         self._aggregate: Aggregate | None = None
@@ -70,6 +72,8 @@ class Draft:
 
     def open_round(self, opened: Round) -> None:
         self._check(ROUND_MOVES, None, opened.status)
+        if self.run.round is not None and self.run.round != self._before.round:
+            self.ended += (self.run.round,)
         self.run = replace(self.run, round=opened)
 
     def move_round(self, status: RoundStatus, reason: str | None = None) -> None:

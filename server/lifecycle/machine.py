@@ -34,7 +34,7 @@ from server.lifecycle.events import (
 )
 from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
 from server.lifecycle.rounds import abandon, close_if_done, complete, open_next, present, time_out
-from server.lifecycle.state import Run
+from server.lifecycle.state import Round, Run
 from server.lifecycle.views import relative_sizes, waiting_for, waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
@@ -43,8 +43,15 @@ __all__ = ["Decision", "decide", "relative_sizes", "waiting_for"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """The run afterwards, and what the shell has to do.
+
+    ``ended``: the round that ended in this very step and is no longer ``run.round``, because the next round
+    (or attempt) opened in the same step; in its final state, so that the store can write it.
+    """
+
     run: Run
     effects: tuple[Effect, ...]
+    ended: tuple[Round, ...] = ()
 
 
 def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
@@ -59,7 +66,7 @@ def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
     refuse_unless_allowed(run, event)
     draft = Draft(run, event, now)
     _HANDLERS[type(event)](draft, event)
-    return Decision(draft.run, draft.effects())
+    return Decision(draft.run, draft.effects(), draft.ended)
 
 
 # -------------------------------------------------------------------- control
