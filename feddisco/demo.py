@@ -152,7 +152,7 @@ def _keep_serving(url: str) -> None:
 
 
 def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
-    """Settings of the children. Tokens go through the environment, never through arguments that ``ps`` shows."""
+    """Settings of the children. Tokens go through the environment: ``ps`` shows arguments."""
     environment = {
         "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
         "FEDDISCO_ADMIN_TOKEN": secrets.token_urlsafe(24),
