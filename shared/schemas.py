@@ -130,6 +130,14 @@ class JoinToken(View):
     expires_at: dt.datetime | None
 
 
+class JoinTokenView(View):
+    id: int
+    uses_left: int | None
+    created_at: dt.datetime
+    expires_at: dt.datetime | None
+    revoked_at: dt.datetime | None
+
+
 # ---------------------------------------------------------------- runs
 
 
