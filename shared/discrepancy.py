@@ -67,11 +67,10 @@ def _distribution(
         raise error(f"{what}: class {bad[0]} has {array[bad[0]]}, not a finite number of 0 or more")
     largest = array.max()
     if largest == 0:
-        raise error(
-            f"{what}: all {len(array)} classes have 0", hint="Without examples there is no distribution."
-        )
-    scaled = array / largest  # so that no sum overflows
-    return scaled / math.fsum(scaled)
+        raise error(f"{what}: all {len(array)} classes have 0", hint="No examples, no distribution.")
+    scaled: Distribution = array / largest  # so that no sum overflows
+    scaled /= math.fsum(scaled)
+    return scaled
 
 
 def _kl(local: Distribution, target: Distribution) -> float:

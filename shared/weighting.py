@@ -27,7 +27,7 @@ OnAllZero = Literal["sizes", "uniform", "raise"]
 
 @dataclass(frozen=True)
 class Contribution:
-    """What weighting knows of a client: ``discrepancy`` is the raw d_k (may be ``inf``; None: not submitted)."""
+    """What weighting knows of a client; ``discrepancy`` is the raw d_k (may be ``inf``; None: not given)."""
 
     index: int
     examples: int
@@ -38,8 +38,8 @@ class Contribution:
 class LedgerEntry:
     """Why one client got its weight: a row of the round's ledger.
 
-    ``size_share`` is n_k and ``discrepancy_share`` the d_k as they enter ``score`` = n_k - a d_k + b (None for
-    weightings without a score); ``weight`` is p_k; ``size_weight`` is what plain sizes would have
+    ``size_share`` is n_k and ``discrepancy_share`` the d_k as they enter ``score`` = n_k - a d_k + b (None
+    for weightings without a score); ``weight`` is p_k; ``size_weight`` is what plain sizes would have
     given. ``included`` is False for a client that could not take part in the weighting at all;
     ``reason`` is a sentence whenever the weight is 0.
     """
@@ -69,8 +69,8 @@ def weights(
 ) -> Vector:
     """``p_k = ReLU(n_k - a d_k + b) / sum``: 0 or more, sums to one.
 
-    ``n`` are sizes (finite, 0 or more, not all 0), ``d`` raw discrepancies (0 or more). A d of ``inf`` is given
-    weight 0 and stays out of the normalising sum.
+    ``n`` are sizes (finite, 0 or more, not all 0), ``d`` raw discrepancies (0 or more). A d of ``inf``
+    is given weight 0 and stays out of the normalising sum.
 
     * ``normalise="round"``: d is made to sum to one; n always is.
     * ``"none"``: d is taken as it is.
@@ -100,7 +100,7 @@ def _checked(
     here = np.ones(sizes.shape, dtype=bool) if present is None else np.array(present, dtype=bool)
     if sizes.ndim != 1 or sizes.shape != distances.shape or sizes.shape != here.shape:
         raise InvalidRequest(
-            f"sizes, discrepancies and presence have the shapes {sizes.shape}, {distances.shape}, {here.shape}",
+            f"n, d and present have the shapes {sizes.shape}, {distances.shape} and {here.shape}",
             hint="Give one number a client in each.",
         )
     for name, values, bad in (("n", sizes, ~np.isfinite(sizes)), ("d", distances, np.isnan(distances))):
@@ -168,7 +168,8 @@ def ledger(
     The one function that coordinator and simulation call. ``all_clients`` (every trainer enrolled)
     matters to ``normalise="all_clients"`` alone. When nobody can be given a weight, all weights are 0.
 
-    >>> [row.weight for row in ledger(SizesWeighting(), [Contribution(0, 30, None), Contribution(1, 10, None)], [])]
+    >>> arrived = [Contribution(0, 30, None), Contribution(1, 10, None)]
+    >>> [row.weight for row in ledger(SizesWeighting(), arrived, [])]
     [0.75, 0.25]
     """
     needs_discrepancy = isinstance(weighting, DiscoWeighting)

@@ -120,6 +120,14 @@ class ServerRound:
     learning_rate: float
     momentum: float
 
+    def mean_displacement(self) -> Tensors:
+        """``1/N sum_{k in S} (y_k - x)``: over all clients, those that did not take part moved by nothing."""
+        infos = self.updates.infos
+        moved = self.updates.weighted_sum({info.index: 1 / self.clients for info in infos})
+        for name, total in moved.items():
+            total.sub_(self.model[name], alpha=len(infos) / self.clients)
+        return moved
+
 
 @dataclass(frozen=True)
 class Combined:
