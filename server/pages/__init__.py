@@ -1,1 +1,6 @@
-"""The status pages."""
+"""The status pages: plain HTML made on the server, kept live by server-sent events."""
+
+from server.pages.reader import Reader
+from server.pages.routes import STATIC, pages_router, problem_response, wants_html
+
+__all__ = ["STATIC", "Reader", "pages_router", "problem_response", "wants_html"]

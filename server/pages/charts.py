@@ -1,0 +1,176 @@
+"""Geometry of the pages' charts: numbers in, positions in per cent of the plot's area out.
+
+The templates draw it as SVG on the server (``docs/decisions/0004``). Positions are per cent so that
+a chart fills any width, from a phone to a wall, while its letters keep their size. As in SVG, ``x``
+grows to the right and ``y`` grows *downwards*: the top of the plot is 0, its foot 100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Curve", "LineChart", "Mark", "Scale", "Tick", "bar", "line_chart", "nice_ticks", "whole_ticks"]
+
+MARKED = 40
+"""Longest curve of which each point is drawn as a dot; a longer one shows its last point only."""
+
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One point of a curve; ``label`` says its numbers in words."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed."""
+
+    name: str
+    style: int
+    path: str
+    marks: tuple[Mark, ...]
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    id: str
+    title: str
+    description: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps ``low..high`` to 0..100 per cent; a scale without extent puts everything in the middle."""
+
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> float:
+        if self.high <= self.low:
+            return 50.0
+        return round(100 * (value - self.low) / (self.high - self.low), 3)
+
+    def down(self, value: float) -> float:
+        """The same from the foot upwards: the largest value is at 0, the top."""
+        return round(100 - self(value), 3)
+
+
+def nice_ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
+    """At most ``most`` + 1 round values that enclose ``low..high``: steps of 1, 2 or 5 times a power of ten.
+
+    >>> nice_ticks(0.12, 0.93)
+    (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    rough = (high - low) / most
+    unit = 10.0 ** math.floor(math.log10(rough))
+    for factor in (1, 2, 5, 10, 20):
+        step = factor * unit
+        first = math.floor(low / step + _EPSILON)
+        last = math.ceil(high / step - _EPSILON)
+        if last - first <= most:
+            break
+    return tuple(float(f"{index * step:.12g}") for index in range(first, last + 1))
+
+
+def whole_ticks(low: int, high: int, most: int = 6) -> tuple[int, ...]:
+    """At most ``most`` + 1 whole numbers from ``low`` to ``high``, evenly apart; rounds are never broken."""
+    step = next(
+        factor * 10**power
+        for power in range(20)
+        for factor in (1, 2, 5)
+        if (high - low) / (factor * 10**power) <= most
+    )
+    first = -(-low // step) * step
+    return tuple(range(first, high + 1, step))
+
+
+def line_chart(
+    id: str,
+    title: str,
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    write: Callable[[float], str],
+    tick: Callable[[float], str],
+    last_round: int = 0,
+) -> LineChart | None:
+    """Values by round, one curve a name. ``None`` when there is nothing to draw.
+
+    ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis goes to
+    ``last_round`` if that is further than the data: an unfinished run shows what is still to come.
+    """
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return None
+    rounds = [round for round, _ in points]
+    first, last = min(rounds), max(*rounds, last_round)
+    levels = nice_ticks(min(value for _, value in points), max(value for _, value in points))
+    across, up = Scale(first, last), Scale(levels[0], levels[-1])
+    return LineChart(
+        id=id,
+        title=title,
+        description=_describe(curves, write),
+        x_ticks=tuple(Tick(across(at), str(at)) for at in whole_ticks(first, last)),
+        y_ticks=tuple(Tick(up.down(at), tick(at)) for at in levels),
+        curves=tuple(
+            _curve(name, style, sorted(curve), across, up, write)
+            for style, (name, curve) in enumerate(curves.items())
+            if curve
+        ),
+    )
+
+
+def _curve(
+    name: str,
+    style: int,
+    points: Sequence[tuple[int, float]],
+    across: Scale,
+    up: Scale,
+    write: Callable[[float], str],
+) -> Curve:
+    marks = tuple(
+        Mark(across(round), up.down(value), f"{name}, round {round}: {write(value)}")
+        for round, value in points
+    )
+    return Curve(
+        name=name,
+        style=style,
+        path=" ".join(f"{mark.x:g},{mark.y:g}" for mark in marks),
+        marks=marks if len(marks) <= MARKED else marks[-1:],
+        last=write(points[-1][1]),
+    )
+
+
+def _describe(curves: Mapping[str, Sequence[tuple[int, float]]], write: Callable[[float], str]) -> str:
+    """What a reader who cannot see the chart should know: from where to where each curve goes."""
+    parts = []
+    for name, curve in curves.items():
+        if curve:
+            (first, start), (last, end) = min(curve), max(curve)
+            parts.append(f"{name}: {write(start)} at round {first}, {write(end)} at round {last}.")
+    return " ".join(parts)
+
+
+def bar(value: float | None, full: float) -> float:
+    """Length of a bar in per cent of its room, 0..100; nothing for no value, and for a room of nothing."""
+    if value is None or full <= 0 or math.isnan(value):
+        return 0.0
+    return round(100 * min(max(value / full, 0.0), 1.0), 3)

@@ -1,0 +1,193 @@
+"""What each page's template may use, declared. A name that is not here is not on a page.
+
+Templates are rendered with exactly the fields of one of these classes; an undefined name is an
+error, and a test renders every page, so that pages and declarations cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.pages.charts import LineChart
+from shared.problems import Problem
+from shared.schemas import (
+    EnrolmentView,
+    EvaluationView,
+    EventView,
+    LedgerRow,
+    RoundView,
+    RunSummary,
+    RunView,
+)
+
+__all__ = [
+    "CategoryRow",
+    "CategoryTable",
+    "ClientRow",
+    "LedgerLine",
+    "Page",
+    "ParticipantLine",
+    "ProblemEntry",
+    "ProblemPage",
+    "ProblemsPage",
+    "RoundLine",
+    "RoundPage",
+    "RunPage",
+    "RunsPage",
+    "ScoreLine",
+    "WeightBar",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """``events``: address of the stream that says when this page is out of date; ``None``: never."""
+
+    title: str
+    now: dt.datetime
+    events: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsPage(Page):
+    active: Sequence[RunSummary]
+    ended: Sequence[RunSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryRow:
+    """Accuracy in one category at the first and at the newest evaluated round."""
+
+    name: str
+    first: float | None
+    newest: float
+    change: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryTable:
+    evaluator: str
+    first_round: int
+    newest_round: int
+    rows: Sequence[CategoryRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreLine:
+    """The numbers behind the charts: one evaluation, or a round's mean training loss alone."""
+
+    round: int
+    evaluator: str | None
+    accuracy: float | None
+    loss: float | None
+    training_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRow:
+    enrolment: EnrolmentView
+    bar: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipantLine:
+    """A participant of the open round; ``done`` is how far its local training is, in per cent."""
+
+    row: LedgerRow
+    done: float
+    step: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBar:
+    """One client's weight in a round's small picture: bar and the mark that sizes would have given."""
+
+    x: float
+    width: float
+    height: float
+    mark: float | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLine:
+    round: RoundView
+    seconds: float | None
+    arrived: int
+    invited: int
+    accuracy: float | None
+    bars: Sequence[WeightBar]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage(Page):
+    run: RunView
+    weighting: str
+    examples: int
+    accuracy: EvaluationView | None
+    loss: EvaluationView | None
+    open_round: RoundView | None
+    participants: Sequence[ParticipantLine]
+    charts: Sequence[LineChart]
+    scores: Sequence[ScoreLine]
+    categories: Sequence[CategoryTable]
+    clients: Sequence[ClientRow]
+    rounds: Sequence[RoundLine]
+    older_rounds: int
+    log: Sequence[EventView]
+    older_events: bool
+    configuration: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """A row of the ledger, its bars in per cent of the longest, and its weight in words."""
+
+    row: LedgerRow
+    weight_bar: float
+    size_bar: float
+    difference: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPage(Page):
+    run: RunView
+    round: RoundView
+    seconds: float | None
+    disco: bool
+    weighting: str
+    formula: str
+    legend: str
+    fallback: str | None
+    scores_sum: float
+    lines: Sequence[LedgerLine]
+    longest: float
+    arrived: int
+    attempts: Sequence[RoundView]
+    previous: int | None
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemEntry:
+    """A kind of problem: its place in the tree of errors, and what the source says about it."""
+
+    code: str
+    status: int
+    title: str
+    family: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemsPage(Page):
+    problems: Sequence[ProblemEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemPage(Page):
+    problem: Problem

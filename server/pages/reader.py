@@ -1,0 +1,54 @@
+"""What the pages read: the few methods of the store that they need, and nothing that writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.schemas import EvaluationView, EventView, RoundView, RunSummary, RunView
+
+__all__ = ["Reader", "newest_events"]
+
+_FIRST_WINDOW = 64
+_GROWTH = 8
+
+
+class Reader(Protocol):
+    """A run or round that does not exist is :class:`shared.problems.NotFound`."""
+
+    def runs(self) -> Sequence[RunSummary]: ...
+
+    def run_view(self, run: str, now: dt.datetime) -> RunView: ...
+
+    def rounds(self, run: str) -> Sequence[RoundView]:
+        """Every attempt of every round, with its ledger."""
+        ...
+
+    def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
+        """One attempt; the newest if none is named."""
+        ...
+
+    def evaluations(self, run: str) -> Sequence[EvaluationView]: ...
+
+    def events(self, after_id: int, run: str | None, limit: int) -> Sequence[EventView]:
+        """Oldest first: at most ``limit`` events with an id above ``after_id``."""
+        ...
+
+    def latest_event_id(self, run: str | None = None) -> int: ...
+
+
+def newest_events(store: Reader, run: str, many: int) -> tuple[EventView, ...]:
+    """The run's last ``many`` events, newest first.
+
+    Ids are shared by all runs, so how far to look back is not known: the window grows until it holds
+    enough. A step finds at most ``_GROWTH`` times what the one before lacked, however long the log is.
+    """
+    latest = store.latest_event_id(run)
+    window = _FIRST_WINDOW
+    while True:
+        after = max(latest - window, 0)
+        found = store.events(after, run, window)
+        if len(found) >= many or after == 0:
+            return tuple(sorted(found, key=lambda event: event.id, reverse=True)[:many])
+        window *= _GROWTH

@@ -1,0 +1,75 @@
+"""From a round's rows to the context of its page: the ledger, explained."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from server.pages.charts import bar
+from server.pages.contexts import LedgerLine, RoundPage
+from server.pages.explain import fallback, formula, legend, scores_sum, sentence, weighting_name
+from server.pages.reader import Reader
+from shared.config import Weighting
+from shared.problems import NotFound
+from shared.schemas import LedgerRow, RoundStatus, RoundView, RunView
+
+__all__ = ["round_page"]
+
+
+def round_page(
+    store: Reader, name: str, number: int, now: dt.datetime, attempt: int | None = None
+) -> RoundPage:
+    """The page of one round: its newest attempt, or the one named.
+
+    Raises NotFound for a round or an attempt that was never opened.
+    """
+    latest = store.latest_event_id(name)
+    run = store.run_view(name, now)
+    newest = store.round_view(name, number)
+    if attempt is not None and not 1 <= attempt <= newest.attempt:
+        raise NotFound(
+            f"Round {number} of run {name} has no attempt {attempt}.",
+            hint=f"Its attempts are 1 to {newest.attempt}.",
+        )
+    shown = newest if attempt in (None, newest.attempt) else store.round_view(name, number, attempt)
+    weighting = run.config.weighting
+    longest = max((max(row.weight or 0, row.size_weight or 0) for row in shown.ledger), default=0.0)
+    return RoundPage(
+        title=f"Round {number} · {name}",
+        now=now,
+        events=f"/api/v1/runs/{name}/events?after={latest}" if _changes(run, newest) else None,
+        run=run,
+        round=shown,
+        seconds=(shown.completed_at - shown.opened_at).total_seconds() if shown.completed_at else None,
+        disco=weighting.kind == "disco",
+        weighting=weighting_name(weighting),
+        formula=formula(weighting),
+        legend=legend(weighting),
+        fallback=fallback(shown.ledger, weighting),
+        scores_sum=scores_sum(shown.ledger),
+        lines=tuple(_line(row, shown, weighting, longest) for row in shown.ledger),
+        longest=longest,
+        arrived=sum(row.update is not None for row in shown.ledger),
+        attempts=tuple(store.round_view(name, number, earlier) for earlier in range(1, newest.attempt)),
+        previous=number - 1 if number > 1 else None,
+        next=number + 1 if number < _last(run) else None,
+    )
+
+
+def _last(run: RunView) -> int:
+    return max(run.completed_rounds, run.current_round.round if run.current_round else 0)
+
+
+def _changes(run: RunView, round: RoundView) -> bool:
+    """Whether events can still alter the page: an evaluation can, as long as the run lives."""
+    return not run.status.terminal or round.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
+
+
+def _line(row: LedgerRow, round: RoundView, weighting: Weighting, longest: float) -> LedgerLine:
+    known = row.weight is not None and row.size_weight is not None
+    return LedgerLine(
+        row=row,
+        weight_bar=bar(row.weight, longest),
+        size_bar=bar(row.size_weight, longest),
+        difference=(row.weight or 0.0) - (row.size_weight or 0.0) if known else None,
+        sentence=sentence(row, round.ledger, weighting),
+    )

@@ -1,0 +1,155 @@
+"""The status pages: parse, read, render. No SQL, no arithmetic, nothing that writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from server.pages.contexts import Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
+from server.pages.reader import Reader
+from server.pages.round_page import round_page
+from server.pages.run_page import run_page
+from server.pages.words import FILTERS
+from shared.problems import NotFound, Problem, catalogue
+
+__all__ = ["STATIC", "pages_router", "problem_response", "wants_html"]
+
+STATIC = Path(__file__).parent / "static"
+"""Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@lru_cache
+def asset(name: str) -> str:
+    """Address of a static file, with its hash: a new version has a new address."""
+    return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
+
+
+@lru_cache(1)
+def environment() -> Environment:
+    """Autoescaping on, undefined names are errors."""
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(FILTERS)
+    made.globals["asset"] = asset
+    return made
+
+
+def render(template: str, page: Page, status: int = 200) -> HTMLResponse:
+    """The template with exactly the fields of its declared context."""
+    fields = {field.name: getattr(page, field.name) for field in dataclasses.fields(page)}
+    html = environment().get_template(template).render(fields)
+    return HTMLResponse(html, status, headers={"Cache-Control": "no-cache"})
+
+
+def wants_html(request: Request) -> bool:
+    """Whether a browser asks: it names HTML, programs name JSON or anything."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def problem_response(problem: Problem, now: dt.datetime) -> HTMLResponse:
+    """A problem as a page, for a browser; programs get the same as ``application/problem+json``."""
+    page = ProblemPage(title=f"{problem.title} ({problem.status})", now=now, problem=problem)
+    return render("problem.html", page, problem.status)
+
+
+def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
+    """Routes of all pages. The endpoints are plain functions: FastAPI runs them in its thread pool.
+
+    A run or round that does not exist is answered with a page and status 404.
+    """
+    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+    def answer(template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
+        now = clock()
+        try:
+            return render(template, make(now))
+        except NotFound as problem:
+            return problem_response(problem, now)
+
+    @router.get("/")
+    def runs() -> HTMLResponse:
+        return answer("runs.html", lambda now: _runs_page(store, now))
+
+    @router.get("/runs")
+    def runs_elsewhere() -> RedirectResponse:
+        return RedirectResponse("/", HTTPStatus.PERMANENT_REDIRECT)
+
+    @router.get("/runs/{run}")
+    def one_run(run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+        return answer("run.html", lambda now: run_page(store, run, now, everything=show == "everything"))
+
+    @router.get("/runs/{run}/rounds/{round}")
+    def one_round(run: str, round: str, attempt: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+        return answer(
+            "round.html",
+            lambda now: round_page(
+                store,
+                run,
+                _whole(round, "round"),
+                now,
+                _whole(attempt, "attempt") if attempt else None,
+            ),
+        )
+
+    @router.get("/problems")
+    def problems() -> HTMLResponse:
+        return answer("problems.html", _problems_page)
+
+    @router.get("/favicon.ico")
+    def favicon() -> Response:
+        return RedirectResponse(asset("favicon.svg"), HTTPStatus.PERMANENT_REDIRECT)
+
+    return router
+
+
+def _whole(text: str, what: str) -> int:
+    """A number in an address. Anything else is simply not an address of ours."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise NotFound(f"{text[:40]!r} is not the number of {'an' if what == 'attempt' else 'a'} {what}.")
+    return int(text)
+
+
+def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
+    latest = store.latest_event_id(None)
+    runs = sorted(store.runs(), key=lambda run: run.created_at, reverse=True)
+    return RunsPage(
+        title="Runs",
+        now=now,
+        events=f"/api/v1/events?after={latest}",
+        active=tuple(run for run in runs if not run.status.terminal),
+        ended=tuple(run for run in runs if run.status.terminal),
+    )
+
+
+def _problems_page(now: dt.datetime) -> ProblemsPage:
+    """The catalogue by status and code; ``note`` is the first paragraph of the class's docstring."""
+    entries = [
+        ProblemEntry(
+            code=code,
+            status=kind.status,
+            title=kind.title,
+            family=kind.__mro__[1].__dict__.get("code", "") if kind is not Problem else "",
+            note=(kind.__dict__.get("__doc__") or "").partition("\n\n")[0],
+        )
+        for code, kind in catalogue().items()
+    ]
+    return ProblemsPage(
+        title="Problems", now=now, problems=sorted(entries, key=lambda entry: (entry.status, entry.code))
+    )

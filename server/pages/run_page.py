@@ -1,0 +1,232 @@
+"""From a run's rows to the context of its page."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+from server.pages.charts import LineChart, bar, line_chart
+from server.pages.contexts import (
+    CategoryRow,
+    CategoryTable,
+    ClientRow,
+    ParticipantLine,
+    RoundLine,
+    RunPage,
+    ScoreLine,
+    WeightBar,
+)
+from server.pages.explain import weighting_name
+from server.pages.reader import Reader, newest_events
+from server.pages.words import number, percent
+from shared.schemas import (
+    EvaluationView,
+    LedgerRow,
+    ParticipantStatus,
+    Role,
+    RoundStatus,
+    RoundView,
+    RunView,
+    TensorKind,
+)
+
+__all__ = ["run_page"]
+
+SHOWN_ROUNDS = 20
+SHOWN_EVENTS = 25
+TRAINING = "training, weighted by pₖ"
+_ARRIVED = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED, ParticipantStatus.REJECTED)
+_OPEN = (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
+
+
+def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = False) -> RunPage:
+    """The page of one run. ``everything``: all rounds and events, not only the newest."""
+    # The newest id is read before the rest: what happens in between is then announced, not missed.
+    latest = store.latest_event_id(name)
+    run = store.run_view(name, now)
+    rounds = sorted(store.rounds(name), key=lambda round: (round.round, round.attempt))
+    evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
+    shown = rounds if everything else rounds[-SHOWN_ROUNDS:]
+    events = newest_events(store, name, 10_000 if everything else SHOWN_EVENTS + 1)
+    log = events if everything else events[:SHOWN_EVENTS]
+    training = {round.round: loss for round in rounds if (loss := training_loss(round)) is not None}
+    open_round = run.current_round if run.current_round and run.current_round.status in _OPEN else None
+    return RunPage(
+        title=_title(run),
+        now=now,
+        events=None if run.status.terminal else f"/api/v1/runs/{name}/events?after={latest}",
+        run=run,
+        weighting=weighting_name(run.config.weighting),
+        examples=sum(found.examples for found in run.enrolments if found.role is Role.TRAINER),
+        accuracy=_newest(found for found in evaluations if found.accuracy is not None),
+        loss=_newest(evaluations),
+        open_round=open_round,
+        participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
+        charts=charts(evaluations, training, run.rounds),
+        scores=scores(evaluations, training),
+        categories=categories(evaluations, run.classes),
+        clients=_clients(run),
+        rounds=tuple(_line(round, evaluations) for round in reversed(shown)),
+        older_rounds=len(rounds) - len(shown),
+        log=log,
+        older_events=len(events) > len(log),
+        configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
+    )
+
+
+def training_loss(round: RoundView) -> float | None:
+    """Mean loss of local training of a completed round, weighted as the model is."""
+    pairs = [(r.weight, r.loss) for r in round.ledger if r.weight is not None and r.loss is not None]
+    total = math.fsum(weight for weight, _ in pairs)
+    if round.status is not RoundStatus.COMPLETED or total <= 0:
+        return None
+    mean = math.fsum(weight * loss for weight, loss in pairs if weight > 0) / total
+    return mean if math.isfinite(mean) else None
+
+
+def charts(
+    evaluations: Sequence[EvaluationView], training: dict[int, float], rounds: int
+) -> tuple[LineChart, ...]:
+    """Accuracy and loss by round, one curve an evaluator; what has no data is left out."""
+    accuracy: dict[str, list[tuple[int, float]]] = {}
+    loss: dict[str, list[tuple[int, float]]] = {}
+    for found in evaluations:
+        loss.setdefault(found.client, []).append((found.round, found.loss))
+        if found.accuracy is not None:
+            accuracy.setdefault(found.client, []).append((found.round, found.accuracy))
+    loss[TRAINING] = list(training.items())
+    drawn = (
+        line_chart(
+            "accuracy", "Accuracy by round", accuracy, write=percent, tick=_percent_tick, last_round=rounds
+        ),
+        line_chart("loss", "Loss by round", loss, write=number, tick=_plain_tick, last_round=rounds),
+    )
+    return tuple(chart for chart in drawn if chart is not None)
+
+
+def _percent_tick(value: float) -> str:
+    return f"{100 * value:g}\u202f%"
+
+
+def _plain_tick(value: float) -> str:
+    return f"{value:g}"
+
+
+def scores(evaluations: Sequence[EvaluationView], training: dict[int, float]) -> tuple[ScoreLine, ...]:
+    """The same numbers as :func:`charts`, newest first. A round nobody scored has its training loss alone."""
+    lines = [
+        ScoreLine(
+            round=found.round,
+            evaluator=found.client,
+            accuracy=found.accuracy,
+            loss=found.loss,
+            training_loss=training.get(found.round),
+        )
+        for found in evaluations
+    ]
+    scored = {found.round for found in evaluations}
+    lines += [
+        ScoreLine(round=round, evaluator=None, accuracy=None, loss=None, training_loss=loss)
+        for round, loss in training.items()
+        if round not in scored
+    ]
+    return tuple(sorted(lines, key=lambda line: (-line.round, line.evaluator or "")))
+
+
+def categories(evaluations: Sequence[EvaluationView], classes: Sequence[str]) -> tuple[CategoryTable, ...]:
+    """Accuracy by category, one table an evaluator: its first and its newest scored round, in class order."""
+    order = {name: place for place, name in enumerate(classes)}
+    by_client: dict[str, list[EvaluationView]] = {}
+    for found in evaluations:
+        if found.per_category:
+            by_client.setdefault(found.client, []).append(found)
+    tables = []
+    for client, history in sorted(by_client.items()):
+        first, newest = history[0], history[-1]
+        names = sorted(newest.per_category, key=lambda name: (order.get(name, len(order)), name))
+        tables.append(
+            CategoryTable(
+                evaluator=client,
+                first_round=first.round,
+                newest_round=newest.round,
+                rows=tuple(_category(name, first, newest) for name in names),
+            )
+        )
+    return tuple(tables)
+
+
+def _category(name: str, first: EvaluationView, newest: EvaluationView) -> CategoryRow:
+    before, after = first.per_category.get(name), newest.per_category[name]
+    if first.round == newest.round:
+        before = None
+    return CategoryRow(
+        name=name, first=before, newest=after, change=None if before is None else after - before
+    )
+
+
+def _newest(evaluations: Iterable[EvaluationView]) -> EvaluationView | None:
+    return max(evaluations, key=lambda found: found.round, default=None)
+
+
+def _title(run: RunView) -> str:
+    score = "" if run.accuracy is None else f" · {percent(run.accuracy)}"
+    return f"{run.completed_rounds}/{run.rounds}{score} · {run.run}"
+
+
+def _participant(row: LedgerRow) -> ParticipantLine:
+    """How far a client is: 100 per cent once its update is here."""
+    if row.status in _ARRIVED:
+        return ParticipantLine(row=row, done=100.0, step="")
+    if row.progress is None:
+        return ParticipantLine(row=row, done=0.0, step="")
+    at = row.progress
+    parts = [f"epoch {at.epoch} of {at.epochs}"] if at.epochs else []
+    parts += [f"step {at.step} of {at.steps}"] if at.steps else []
+    done = bar(at.step, at.steps) if at.steps else bar(at.epoch, at.epochs)
+    return ParticipantLine(row=row, done=done, step=", ".join(parts))
+
+
+def _clients(run: RunView) -> tuple[ClientRow, ...]:
+    """Trainers in index order, then evaluators; the bar compares raw discrepancies."""
+    finite = [
+        e.discrepancy for e in run.enrolments if e.discrepancy is not None and math.isfinite(e.discrepancy)
+    ]
+    longest = max(finite, default=0.0)
+    ordered = sorted(
+        run.enrolments,
+        key=lambda e: (e.role is not Role.TRAINER, e.index is None, e.index or 0, e.client),
+    )
+    return tuple(ClientRow(enrolment=found, bar=bar(found.discrepancy, longest)) for found in ordered)
+
+
+def _line(round: RoundView, evaluations: Sequence[EvaluationView]) -> RoundLine:
+    completed = round.status is RoundStatus.COMPLETED
+    scored = [e.accuracy for e in evaluations if e.round == round.round and e.accuracy is not None]
+    return RoundLine(
+        round=round,
+        seconds=(round.completed_at - round.opened_at).total_seconds() if round.completed_at else None,
+        arrived=sum(row.status in _ARRIVED for row in round.ledger),
+        invited=len(round.ledger),
+        accuracy=scored[0] if completed and scored else None,
+        bars=weight_bars(round.ledger),
+    )
+
+
+def weight_bars(ledger: Sequence[LedgerRow]) -> tuple[WeightBar, ...]:
+    """A bar a client in index order, as high as its weight against the round's largest weight."""
+    known = [row for row in ledger if row.weight is not None]
+    tallest = max((max(row.weight or 0, row.size_weight or 0) for row in known), default=0.0)
+    room = 100 / max(len(known), 1)
+    return tuple(
+        WeightBar(
+            x=round(place * room, 3),
+            width=round(room * 0.72, 3),
+            height=bar(row.weight, tallest),
+            mark=None if row.size_weight is None else 100 - bar(row.size_weight, tallest),
+            label=f"{row.client} {percent(row.weight, 2)}, sizes would give {percent(row.size_weight, 2)}",
+        )
+        for place, row in enumerate(known)
+    )

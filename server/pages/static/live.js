@@ -1,0 +1,162 @@
+// Keeps a page true: on each event of the coordinator the page is fetched again and the differences are
+// put into the one that is shown, so that focus, scroll position, selection and open details stay.
+"use strict";
+
+(() => {
+  const THROTTLE_MS = 500;
+  const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
+  const main = document.getElementById("main");
+  const connection = document.getElementById("connection");
+  let source = null;
+  let failures = 0;
+  let lastFetch = -Infinity;
+  let timer = null;
+  let busy = false;
+  let again = false;
+  let missed = false;
+  let skew = Date.parse(main.dataset.now) - Date.now();
+
+  function say(state, words) {
+    if (connection.dataset.state === state) return;
+    connection.dataset.state = state;
+    connection.querySelector("span").textContent = words;
+  }
+
+  // ------------------------------------------------------------- differences
+
+  const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE && (node.id || node.dataset.key)) || "";
+
+  const alike = (a, b) => a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+  function morph(shown, wanted) {
+    if (shown.nodeType !== Node.ELEMENT_NODE) {
+      if (shown.nodeValue !== wanted.nodeValue) shown.nodeValue = wanted.nodeValue;
+      return;
+    }
+    const isKept = (name) => name === "open" && shown.nodeName === "DETAILS";
+    for (const { name, value } of wanted.attributes) {
+      if (!isKept(name) && shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+    }
+    for (const { name } of [...shown.attributes]) {
+      if (!isKept(name) && !wanted.hasAttribute(name)) shown.removeAttribute(name);
+    }
+    morphChildren(shown, wanted);
+  }
+
+  function morphChildren(shown, wanted) {
+    const keyed = new Map([...shown.childNodes].filter(keyOf).map((node) => [keyOf(node), node]));
+    let at = shown.firstChild;
+    for (const child of wanted.childNodes) {
+      const candidate = keyOf(child) ? keyed.get(keyOf(child)) : at;
+      if (!candidate || !alike(candidate, child)) {
+        shown.insertBefore(document.importNode(child, true), at);
+        continue;
+      }
+      if (candidate === at) at = at.nextSibling;
+      else shown.insertBefore(candidate, at);
+      morph(candidate, child);
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  // ------------------------------------------------------------- fetching
+
+  function refresh() {
+    if (document.hidden) {
+      missed = true;
+      return;
+    }
+    if (busy) {
+      again = true;
+      return;
+    }
+    if (timer === null) timer = setTimeout(update, Math.max(0, lastFetch + THROTTLE_MS - performance.now()));
+  }
+
+  async function update() {
+    timer = null;
+    busy = true;
+    lastFetch = performance.now();
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
+      if (answer.ok) show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    } catch {
+      // The coordinator is away; the stream finds that out too, says so and tries again.
+    } finally {
+      busy = false;
+      if (again) {
+        again = false;
+        refresh();
+      }
+    }
+  }
+
+  function show(page) {
+    const wanted = page.getElementById("main");
+    morph(main, wanted);
+    document.title = page.title;
+    skew = Date.parse(main.dataset.now) - Date.now();
+    tick();
+    if (!main.dataset.events) {
+      source?.close();
+      say("final", "Ended; nothing more will change");
+    }
+  }
+
+  // ------------------------------------------------------------- the stream
+
+  function listen() {
+    source = new EventSource(main.dataset.events);
+    source.onopen = () => {
+      say("live", "Live");
+      if (failures) refresh();
+      failures = 0;
+    };
+    source.onmessage = refresh;
+    source.addEventListener("progress", refresh);
+    source.onerror = () => {
+      say("waiting", "Connection lost, reconnecting…");
+      failures += 1;
+      // A browser retries a broken stream by itself, but not a refused one.
+      if (source.readyState === EventSource.CLOSED) {
+        setTimeout(listen, RETRY_MS[Math.min(failures, RETRY_MS.length) - 1] * (0.75 + Math.random() / 2));
+      }
+    };
+  }
+
+  // ------------------------------------------------------------- clocks
+
+  function written(seconds) {
+    const two = (value) => String(value).padStart(2, "0");
+    const [s, m, h] = [seconds, Math.floor(seconds / 60), Math.floor(seconds / 3600)];
+    if (s < 60) return `${s}\u202fs`;
+    if (m < 60) return `${m}\u202fmin ${two(s % 60)}\u202fs`;
+    if (h < 24) return `${h}\u202fh ${two(m % 60)}\u202fmin`;
+    return `${Math.floor(h / 24)}\u202fd ${h % 24}\u202fh`;
+  }
+
+  function tick() {
+    const now = Date.now() + skew;
+    for (const time of document.querySelectorAll("time[data-clock]")) {
+      const seconds = Math.round((Date.parse(time.dateTime) - now) / 1000);
+      const text = seconds > 0 ? `in ${written(seconds)}` : `${written(-seconds)} ago`;
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && missed) {
+      missed = false;
+      refresh();
+    }
+  });
+  window.addEventListener("pageshow", (event) => {
+    if (event.persisted) location.reload();
+  });
+  setInterval(tick, 1000);
+  listen();
+})();
