@@ -1,0 +1,271 @@
+"""The coordinator as a Python object: one method for each call of the HTTP API that a worker makes.
+
+Refusals come back as the classes of :mod:`shared.problems`; whatever the network does stays an httpx
+exception, and an answer that no coordinator would give is :class:`UnexpectedAnswer`.
+:mod:`worker.diagnose` turns all of them into a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from shared import problems
+from shared.digests import format_content_digest
+from shared.schemas import (
+    Assignment,
+    Credential,
+    DeclineRequest,
+    DiscrepancySubmission,
+    EnrolmentAnswer,
+    EnrolmentRequest,
+    Failure,
+    Metrics,
+    Progress,
+    ProgressAnswer,
+    Receipt,
+    Registration,
+    RunView,
+    UpdateReport,
+)
+
+__all__ = ["Coordinator", "UnexpectedAnswer", "trust"]
+
+_CHUNK = 1 << 20
+_QUICK = httpx.Timeout(10.0, read=30.0)
+_ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)
+_CATALOGUE = problems.catalogue()
+_BY_STATUS = {  # for codes that a newer coordinator may have
+    401: problems.Unauthorised,
+    403: problems.Forbidden,
+    404: problems.NotFound,
+    409: problems.Conflict,
+    422: problems.InvalidRequest,
+    503: problems.ServiceFault,
+}
+_RFC_9457 = ("type", "title", "status", "code", "detail", "hint")
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class UnexpectedAnswer(Exception):
+    """Something answered, but not as a coordinator does: a proxy, or another service at this address."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(f"status {status}, {what}")
+        self.status = status
+        self.what = what
+
+
+def trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+    """What server certificates are checked against: the given PEM file alone, or the usual authorities.
+
+    Raises :class:`shared.problems.InvalidConfiguration` if the file holds no certificate.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (ssl.SSLError, OSError) as error:
+        raise problems.InvalidConfiguration(
+            f"--ca-file {ca_file} cannot be read as certificates: {error}.",
+            hint="Give a PEM file that begins with -----BEGIN CERTIFICATE-----.",
+        ) from error
+
+
+class Coordinator:
+    """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
+
+    ``transport`` replaces the network (a test's, or an application in process); proxies are taken from
+    the usual variables when it is None.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=f"{url}/api/v1",
+            verify=verify,
+            transport=transport,
+            timeout=_QUICK,
+            follow_redirects=False,
+        )
+        if token is not None:
+            self.authenticate(token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def authenticate(self, token: str) -> None:
+        """Send this bearer token from now on."""
+        self._http.headers["Authorization"] = f"Bearer {token}"
+
+    # ------------------------------------------------------------ registration and enrolment
+
+    def register(self, join_code: str, registration: Registration) -> Credential:
+        headers = {"Authorization": f"Bearer {join_code}"}
+        return self._json(Credential, "POST", "/clients", body=registration, headers=headers)
+
+    def run(self, run: str) -> RunView:
+        return self._json(RunView, "GET", f"/runs/{run}")
+
+    def enrol(self, run: str, request: EnrolmentRequest) -> EnrolmentAnswer:
+        return self._json(EnrolmentAnswer, "POST", f"/runs/{run}/enrolments", body=request)
+
+    def decline(self, run: str, reason: str) -> None:
+        self._call("POST", f"/runs/{run}/decline", body=DeclineRequest(reason=reason))
+
+    def leave(self, run: str) -> None:
+        """Leave a run; the way to confirm that its end was seen, too."""
+        self._call("DELETE", f"/runs/{run}/enrolments")
+
+    def submit_discrepancy(self, run: str, submission: DiscrepancySubmission) -> None:
+        self._call("PUT", f"/runs/{run}/discrepancy", body=submission)
+
+    # ------------------------------------------------------------ work
+
+    def work(self, wait_seconds: float) -> tuple[Assignment | None, str]:
+        """The next assignment, or None and the sentence that says what is being waited for."""
+        timeout = httpx.Timeout(10.0, read=wait_seconds + 15.0)
+        response = self._call("GET", "/work", params={"wait": f"{wait_seconds:g}"}, timeout=timeout)
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return None, response.headers.get("Feddisco-Waiting", "")
+        try:
+            return _ASSIGNMENT.validate_json(response.content), ""
+        except ValidationError as error:
+            raise UnexpectedAnswer(
+                response.status_code, f"not an assignment ({error.error_count()} faults)"
+            ) from error
+
+    def progress(self, run: str, round: int, progress: Progress) -> ProgressAnswer:
+        return self._json(ProgressAnswer, "POST", f"/runs/{run}/rounds/{round}/progress", body=progress)
+
+    def failure(self, run: str, round: int, failure: Failure) -> None:
+        self._call("POST", f"/runs/{run}/rounds/{round}/failure", body=failure)
+
+    def metrics(self, run: str, round: int, metrics: Metrics) -> None:
+        self._call("PUT", f"/runs/{run}/rounds/{round}/metrics", body=metrics)
+
+    def receipt(self, run: str, round: int) -> Receipt:
+        return self._json(Receipt, "GET", f"/runs/{run}/rounds/{round}/receipt")
+
+    # ------------------------------------------------------------ weights
+
+    def download(self, digest: str, path: Path) -> int:
+        """Fetch a blob to ``path`` in constant memory; returns the number of bytes that travelled.
+
+        A download that was cut leaves ``path`` + ``.part`` and goes on from there the next time. Raises
+        :class:`shared.problems.DigestMismatch` if the bytes are not those of the digest (they are deleted).
+        """
+        part = path.with_name(path.name + ".part")
+        actual, received = self._receive(digest, part)
+        if actual != digest:
+            part.unlink(missing_ok=True)
+            raise problems.DigestMismatch(
+                f"blob {digest} arrived with the digest {actual}.", hint="It will be fetched again."
+            )
+        part.replace(path)
+        return received
+
+    def _receive(self, digest: str, part: Path) -> tuple[str, int]:
+        have = part.stat().st_size if part.exists() else 0
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        with self._http.stream("GET", f"/blobs/{digest}", headers=headers) as response:
+            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return _hash(part).hexdigest(), 0  # complete already, or nonsense: the digest tells
+            _raise_for_refusal(response)
+            resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+            hasher = _hash(part) if resumed else hashlib.sha256()
+            with part.open("ab" if resumed else "wb") as file:
+                for chunk in response.iter_raw(_CHUNK):
+                    hasher.update(chunk)
+                    file.write(chunk)
+            return hasher.hexdigest(), response.num_bytes_downloaded
+
+    def upload(self, run: str, round: int, report: UpdateReport, path: Path, digest: str) -> Receipt:
+        """Send a finished update, streamed from its file; safe to repeat."""
+        size = path.stat().st_size
+        response = self._http.put(
+            f"/runs/{run}/rounds/{round}/update",
+            params=report.model_dump(mode="json", exclude_none=True),
+            content=_chunks(path),
+            headers={
+                "Content-Type": "application/vnd.safetensors",
+                "Content-Length": str(size),  # else httpx would send a generator chunked
+                "Content-Digest": format_content_digest(digest),
+            },
+            timeout=httpx.Timeout(30.0, read=180.0),  # the coordinator checks every value before it answers
+        )
+        return _parsed(Receipt, _checked(response))
+
+    # ------------------------------------------------------------ the border
+
+    def _call(self, method: str, path: str, *, body: BaseModel | None = None, **more: Any) -> httpx.Response:
+        if body is not None:
+            more["content"] = body.model_dump_json()
+            more["headers"] = {"Content-Type": "application/json", **more.get("headers", {})}
+        return _checked(self._http.request(method, quote(path), **more))
+
+    def _json(self, kind: type[Answer], method: str, path: str, **more: Any) -> Answer:
+        return _parsed(kind, self._call(method, path, **more))
+
+
+def _hash(path: Path) -> Any:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    _raise_for_refusal(response)
+    return response
+
+
+def _parsed(kind: type[Answer], response: httpx.Response) -> Answer:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        raise UnexpectedAnswer(
+            response.status_code, f"not a {kind.__name__}: {error.error_count()} faults"
+        ) from error
+
+
+def _raise_for_refusal(response: httpx.Response) -> None:
+    """Translate a problem document back into the exception it was made from."""
+    if response.is_success:
+        return
+    response.read()
+    content_type = response.headers.get("Content-Type", "no content type").split(";")[0]
+    if content_type == "application/problem+json":
+        try:
+            body = response.json()
+            kind = _CATALOGUE.get(body.get("code")) or _BY_STATUS.get(response.status_code, problems.Problem)
+            extra = {name: value for name, value in body.items() if name not in _RFC_9457}
+            problem = kind(str(body.get("detail", "")), hint=str(body.get("hint", "")), **extra)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UnexpectedAnswer(response.status_code, "a malformed problem document") from error
+        raise problem
+    raise UnexpectedAnswer(response.status_code, content_type)

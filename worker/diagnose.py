@@ -1,0 +1,171 @@
+"""An exception into one sentence that says what is wrong, and where to look.
+
+Pure: nothing is tried, nothing is logged. Everything between a worker and its coordinator looks alike from
+far ("connection failed"); the cause chain tells a wrong name from a closed port from a foreign certificate.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from shared import problems
+from worker.client import UnexpectedAnswer
+
+__all__ = ["Diagnosis", "diagnose"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """``fatal``: waiting cannot help, a person has to do something first."""
+
+    sentence: str
+    fatal: bool = False
+
+
+def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Diagnosis:
+    """What the exception means to the person who runs the worker against the coordinator at ``url``.
+
+    ``registering`` tells the join code's refusal from that of the worker's own token.
+    """
+    if isinstance(error, problems.Problem):
+        return _refusal(error, url, registering)
+    if isinstance(error, UnexpectedAnswer):
+        return _foreign_answer(error, url)
+    if isinstance(error, httpx.HTTPError):
+        return _network(error, url)
+    if isinstance(error, OSError):
+        return _local(error)
+    return Diagnosis(f"Unexpected {type(error).__name__}: {error}")
+
+
+# ---------------------------------------------------------------- what the coordinator said
+
+
+def _refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
+    if isinstance(error, problems.RevokedToken):
+        return Diagnosis(
+            f"The coordinator at {url} has revoked this client's token. Ask its operator; to join anew, "
+            "start with another state folder and a join code.",
+            fatal=True,
+        )
+    if isinstance(error, problems.Unauthorised) and registering:
+        return Diagnosis(
+            f"The coordinator at {url} does not accept the join code: it is wrong, used up or has expired. "
+            "Ask its operator for a new one.",
+            fatal=True,
+        )
+    if isinstance(error, problems.Unauthorised):
+        return Diagnosis(
+            f"The coordinator at {url} does not know this client's token: its database was made anew, or the "
+            "state folder belongs to another one. Use another state folder and a join code.",
+            fatal=True,
+        )
+    fatal = isinstance(
+        error, problems.IncompatibleVersion | problems.NameTaken | problems.InvalidConfiguration
+    )
+    if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
+        return _local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
+    if isinstance(error, problems.ServiceFault):
+        return Diagnosis(f"The coordinator at {url} cannot answer now: {error}")
+    return Diagnosis(str(error), fatal)
+
+
+def _foreign_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
+    if error.status in (502, 503, 504):
+        return Diagnosis(
+            f"A proxy answers at {url} (status {error.status}) but the coordinator behind it does not."
+        )
+    if 300 <= error.status < 400:
+        return Diagnosis(
+            f"{url} redirects to another address (status {error.status}); give the worker that address."
+        )
+    return Diagnosis(
+        f"What answers at {url} is not a coordinator ({error}). Check host, port and path of the address."
+    )
+
+
+# ---------------------------------------------------------------- what the network did
+
+
+def _network(error: httpx.HTTPError, url: str) -> Diagnosis:
+    parts = urlsplit(url)
+    host = parts.hostname or url
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    for cause in _chain(error):
+        if isinstance(cause, ssl.SSLError):
+            return _tls(cause, url)
+        if isinstance(cause, socket.gaierror):
+            return Diagnosis(
+                f"The name {host} cannot be resolved. Check the spelling and this machine's DNS."
+            )
+        if isinstance(cause, ConnectionRefusedError):
+            return Diagnosis(
+                f"Nothing listens on {host} port {port}: the coordinator isn't running, or the port is wrong."
+            )
+        if isinstance(cause, OSError) and cause.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return Diagnosis(f"There is no route to {host}: check this machine's network, VPN or firewall.")
+    if isinstance(error, httpx.ConnectTimeout):
+        return Diagnosis(f"{host} port {port} does not answer within 10 s: a firewall may drop the packets.")
+    if isinstance(error, httpx.TimeoutException):
+        return Diagnosis(f"The coordinator at {url} took the connection but does not answer in time.")
+    if isinstance(error, httpx.ProxyError):
+        return Diagnosis(f"The web proxy refuses to connect to {url}: {error}")
+    if isinstance(error, httpx.RemoteProtocolError) and parts.scheme == "http":
+        return Diagnosis(
+            f"{host} port {port} closes the connection without a word of HTTP. If the coordinator uses TLS, "
+            f"the address is {_other_scheme(url)}"
+        )
+    return Diagnosis(f"The connection to {url} broke ({type(error).__name__}).")
+
+
+def _tls(cause: ssl.SSLError, url: str) -> Diagnosis:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Diagnosis(
+            f"The certificate of {url} is not trusted: {cause.verify_message}. If the coordinator uses its "
+            "own certificate authority, pass that authority's file with --ca-file."
+        )
+    if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
+        return Diagnosis(
+            f"{url} does not speak TLS. If the coordinator runs without, the address is {_other_scheme(url)}"
+        )
+    return Diagnosis(f"The TLS handshake with {url} failed: {cause.reason or cause}.")
+
+
+def _other_scheme(url: str) -> str:
+    return (
+        url.replace("https://", "http://", 1)
+        if url.startswith("https://")
+        else url.replace("http", "https", 1)
+    )
+
+
+# ---------------------------------------------------------------- what this machine did
+
+
+def _local(error: OSError) -> Diagnosis:
+    where = error.filename or "the state folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Diagnosis(f"There is no space left for {where}: free some, the worker goes on by itself.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Diagnosis(
+            f"This user may not write {where} ({error.strerror}): correct its owner, or choose another "
+            "folder with --state.",
+            fatal=True,
+        )
+    return Diagnosis(f"{where}: {error.strerror or error}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,118 @@
+"""Whether this worker takes part in a run, and as which part of the data; and its one number ``d_k``."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shared.discrepancy import discrepancy
+from shared.problems import IndexTaken, InvalidConfiguration
+from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
+from worker.device import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shared.schemas import EnrolmentView, RunView
+    from worker.client import Coordinator
+    from worker.settings import WorkerSettings
+    from worker.site import LocalRun, Site
+
+__all__ = ["Declined", "enrol", "lowest_free", "submit_discrepancy", "unsuitable"]
+
+
+class Declined(Exception):
+    """This worker does not take part; the message is the sentence that the coordinator shows."""
+
+
+def unsuitable(view: RunView, settings: WorkerSettings) -> str | None:
+    """Why the run is not for this worker, as far as its settings tell; None if it may be."""
+    if settings.run is not None and not fnmatchcase(view.run, settings.run):
+        return f"this worker takes part only in runs named {settings.run}"
+    if view.config.task != settings.task:
+        return f"this worker has the task {settings.task}, the run needs {view.config.task}"
+    if settings.role is Role.TRAINER and view.config.partition is not None and settings.partition is None:
+        return (
+            "the run deals one data set to all its clients (partition), this worker has data of its own; "
+            "start it with --partition run to take a part"
+        )
+    return None
+
+
+def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswer:
+    """Enrol, or decline with a sentence.
+
+    With a partition the number of examples depends on the index, so the lowest free one is asked for by
+    number; when another worker was quicker (409) the next one is tried.
+
+    Raises:
+        Declined: told to the coordinator already.
+    """
+    try:
+        if reason := unsuitable(view, site.settings):
+            raise Declined(reason)
+        local = _taken_up(view, site)
+        while True:
+            index = _index(view, site)
+            try:
+                return coordinator.enrol(view.run, _request(local, site, index))
+            except IndexTaken as taken:
+                if site.settings.index is not None:
+                    raise Declined(str(taken)) from taken
+                view = coordinator.run(view.run)
+    except Declined as declined:
+        coordinator.decline(view.run, str(declined))
+        raise
+
+
+def _taken_up(view: RunView, site: Site) -> LocalRun:
+    try:
+        return site.take_up(view)
+    except InvalidConfiguration as difference:
+        raise Declined(str(difference)) from difference
+
+
+def _index(view: RunView, site: Site) -> int | None:
+    spec = site.dealt_by(view)
+    if site.settings.role is Role.EVALUATOR:
+        return None
+    index = site.settings.index
+    if spec is None:
+        return index
+    if index is None:
+        index = lowest_free(view.enrolments)
+    if index >= spec.clients:
+        raise Declined(
+            f"all {spec.clients} parts of the partition are taken, or index {index} is none of them"
+        )
+    return index
+
+
+def lowest_free(enrolments: Iterable[EnrolmentView]) -> int:
+    """The lowest index that no enrolment holds (one that a client left behind stays its own)."""
+    taken = {enrolment.index for enrolment in enrolments}
+    return next(index for index in range(len(taken) + 1) if index not in taken)
+
+
+def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
+    role = site.settings.role
+    examples = site.test_examples(local) if role is Role.EVALUATOR else site.training_examples(local, index)
+    return EnrolmentRequest(
+        role=role,
+        task=site.settings.task,
+        examples=len(examples),
+        classes=local.task.classes,
+        index=index,
+        device=describe(site.device),
+    )
+
+
+def submit_discrepancy(
+    assignment: SubmitDiscrepancy, local: LocalRun, index: int | None, site: Site, coordinator: Coordinator
+) -> float:
+    """Compute ``d_k`` from the local labels and submit it; returns it."""
+    value = discrepancy(site.counts(local, index), assignment.target, assignment.metric)
+    coordinator.submit_discrepancy(
+        assignment.run, DiscrepancySubmission(metric=assignment.metric, value=value)
+    )
+    return value

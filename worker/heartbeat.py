@@ -1,0 +1,72 @@
+"""Heartbeats of a training, sent from a thread of their own so that no network fault slows a batch."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import httpx
+
+from shared.problems import Problem
+from shared.schemas import Progress, Train
+from worker.client import Coordinator, UnexpectedAnswer
+
+if TYPE_CHECKING:
+    from shared.training import TrainProgress
+
+__all__ = ["Heartbeat"]
+
+
+class Heartbeat:
+    """Tells the coordinator where a training stands, at most once a second.
+
+    ``closed`` becomes a sentence once the coordinator no longer wants this round's update.
+    """
+
+    def __init__(self, coordinator: Coordinator, assignment: Train, every_seconds: float = 1.0) -> None:
+        self._coordinator = coordinator
+        self._assignment = assignment
+        self._every = every_seconds
+        self._progress = Progress(attempt=assignment.attempt)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.closed: str | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(timeout=1.0)  # a hanging request must not hold the update up
+
+    def note(self, progress: TrainProgress) -> None:
+        """Called after every step; costs nothing but an assignment."""
+        self._progress = Progress(
+            attempt=self._assignment.attempt,
+            epoch=progress.epoch,
+            epochs=progress.epochs,
+            step=progress.step,
+            steps=progress.steps,
+            loss=progress.loss,
+        )
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._every) and self.closed is None:
+            self.send()
+
+    def send(self) -> None:
+        """One heartbeat now. Faults are left to the next request that matters."""
+        try:
+            answer = self._coordinator.progress(self._assignment.run, self._assignment.round, self._progress)
+        except Problem as problem:
+            if problem.status in (404, 409):
+                self.closed = str(problem)
+        except (httpx.HTTPError, UnexpectedAnswer):
+            return
+        else:
+            if not answer.proceed:
+                self.closed = answer.reason or "the round is closed"

@@ -1,0 +1,213 @@
+"""What a worker must not lose: the finished update of its newest round, and the algorithm's kept state.
+
+One folder a run. ``entry.json`` is replaced atomically and names the files that count; any other file is left
+over from something that was killed, and is removed. The order of writing is
+
+    kept state, update  ->  entry.json  ->  upload
+
+so that a crash before the entry repeats the training from the same start (same bits), and a crash after it
+sends the same bytes again.
+
+The kept state of a round (control variates ...) counts only once the coordinator says that this round took
+the update: an abandoned round must not advance it. Until then both states, before and after, are there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from shared import wire
+from shared.config import Slug
+from shared.digests import digest_of
+from shared.schemas import Body, Digest, Train, UpdateReport
+from worker.state import set_aside, write_atomically
+
+if TYPE_CHECKING:
+    from shared.algorithms.base import Groups
+
+__all__ = ["Entry", "FinishedUpdate", "Journal", "KeptState", "RunJournal"]
+
+Warn = Callable[[str], None]
+_SLUG: TypeAdapter[Slug] = TypeAdapter(Slug)
+
+
+class KeptState(Body):
+    """A client's own groups after a round: the tensors' names by group, and the file (None: no tensors)."""
+
+    file: str | None
+    digest: str = ""
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class FinishedUpdate(Body):
+    file: str
+    digest: Digest
+    bytes: int
+    report: UpdateReport
+
+
+class Entry(Body):
+    """The newest round trained here. ``before`` is None until a first update has been taken."""
+
+    round: int
+    attempt: int
+    update: FinishedUpdate
+    before: KeptState | None
+    after: KeptState
+
+    def files(self) -> set[str]:
+        kept = (self.after.file, self.before.file if self.before else None)
+        return {"entry.json", self.update.file, *(name for name in kept if name)}
+
+
+class Journal:
+    """The state folder's runs. A run's id must be a slug (ValidationError), so it is a plain file name."""
+
+    def __init__(self, folder: Path, warn: Warn) -> None:
+        self._folder = folder / "runs"
+        self._warn = warn
+        self._open: dict[str, RunJournal] = {}
+
+    def run(self, run: str) -> RunJournal:
+        if run not in self._open:
+            self._open[run] = RunJournal(self._folder / _SLUG.validate_python(run), self._warn)
+        return self._open[run]
+
+    def forget(self, run: str) -> None:
+        """The run is over: nothing of it is needed any more."""
+        self._open.pop(run, None)
+        shutil.rmtree(self._folder / _SLUG.validate_python(run), ignore_errors=True)
+
+
+class RunJournal:
+    """One run's entry, files and downloaded blobs."""
+
+    def __init__(self, folder: Path, warn: Warn) -> None:
+        self.folder = folder
+        self._warn = warn
+        self._blobs = folder / "blobs"
+        self._verified: set[str] = set()
+        self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._entry = self._read()
+        self._sweep()
+
+    def _read(self) -> Entry | None:
+        path = self.folder / "entry.json"
+        try:
+            return Entry.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            self._warn(f"{path} cannot be read; it is kept as {set_aside(path).name}, training starts anew.")
+            return None
+
+    # ------------------------------------------------------------ before training
+
+    def finished(self, assignment: Train) -> FinishedUpdate | None:
+        """The update that this very round's training has made already, if its bytes are still good."""
+        entry = self._entry
+        if entry is None or (entry.round, entry.attempt) != (assignment.round, assignment.attempt):
+            return None
+        if self._intact(entry.update.file, entry.update.digest):
+            return entry.update
+        self._warn(f"the finished update of round {entry.round} is damaged; the round is trained again.")
+        return None
+
+    def kept(self, assignment: Train) -> KeptState | None:
+        """The state from which this assignment's training starts; None at the first participation."""
+        entry, aggregated = self._entry, assignment.last_aggregated_round
+        if entry is None:
+            if aggregated:
+                self._warn(
+                    f"round {aggregated} took an update of this client, but its state folder is new: what "
+                    "the algorithm keeps between rounds starts from nothing again."
+                )
+            return None
+        if aggregated > entry.round:
+            self._warn(
+                f"the state folder ends at round {entry.round}, the coordinator took round {aggregated}: "
+                "the folder is an old copy, what the algorithm keeps between rounds is out of date."
+            )
+        state = entry.after if aggregated == entry.round else entry.before
+        if state is None or state.file is None or self._intact(state.file, state.digest):
+            return state
+        self._warn(
+            f"{self.folder / state.file} is damaged; what the algorithm keeps starts from nothing again."
+        )
+        return None
+
+    def read(self, state: KeptState | None) -> Groups:
+        """The kept tensors by group, in memory."""
+        if state is None or state.file is None:
+            return {}
+        path = self.folder / state.file
+        return {group: wire.read_group(path, group, names) for group, names in state.groups.items()}
+
+    def _intact(self, name: str, digest: str) -> bool:
+        """Hashes a file the first time that it is used in this process."""
+        if name not in self._verified and _digest(self.folder / name) == digest:
+            self._verified.add(name)
+        return name in self._verified
+
+    # ------------------------------------------------------------ after training
+
+    def record(
+        self, assignment: Train, before: KeptState | None, update: Groups, kept: Groups, report: UpdateReport
+    ) -> FinishedUpdate:
+        """Write what a training made. When this returns, a crash loses nothing of it."""
+        mark = f"{assignment.round}-{assignment.attempt}"
+        after = self._write_kept(f"kept-{mark}.safetensors", kept)
+        written = wire.write(self.folder / f"update-{mark}.safetensors", update)
+        finished = FinishedUpdate(
+            file=written.path.name, digest=written.digest, bytes=written.bytes, report=report
+        )
+        entry = Entry(
+            round=assignment.round, attempt=assignment.attempt, update=finished, before=before, after=after
+        )
+        write_atomically(self.folder / "entry.json", entry.model_dump_json().encode())
+        self._entry = entry
+        self._verified |= {name for name in (finished.file, after.file) if name}
+        self._sweep()
+        return finished
+
+    def _write_kept(self, name: str, kept: Groups) -> KeptState:
+        groups = {group: tuple(tensors) for group, tensors in kept.items() if tensors}
+        if not groups:
+            return KeptState(file=None)
+        written = wire.write(self.folder / name, {group: kept[group] for group in groups})
+        return KeptState(file=name, digest=written.digest, groups=groups)
+
+    def _sweep(self) -> None:
+        wanted = self._entry.files() if self._entry else set[str]()
+        for path in self.folder.iterdir():
+            if path.is_file() and path.name not in wanted and path.suffix != ".unreadable":
+                path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ downloaded blobs
+
+    def blob(self, digest: Digest, fetch: Callable[[str, Path], int]) -> Path:
+        """The blob's file; ``fetch(digest, path)`` brings it if it isn't here already."""
+        path = self._blobs / digest
+        if digest not in self._verified and _digest(path) != digest:
+            fetch(digest, path)
+        self._verified.add(digest)
+        return path
+
+    def keep_only(self, digests: set[str]) -> None:
+        """Remove every downloaded blob but these, and parts of downloads that nobody will go on with."""
+        for path in self._blobs.iterdir():
+            if path.name.removesuffix(".part") not in digests:
+                path.unlink(missing_ok=True)
+                self._verified.discard(path.name)
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return digest_of(path)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,180 @@
+"""The worker's loop: ask for work, do it, ask again; whatever the network does.
+
+Transient faults are waited out with full jitter (so that a thousand workers do not come back in step);
+only what a person must mend ends the process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import httpx
+
+from shared.problems import InvalidConfiguration, NotFound, Problem
+from shared.schemas import Enrol, Evaluate, Finished, SubmitDiscrepancy, Train
+from worker.client import UnexpectedAnswer
+from worker.diagnose import diagnose
+from worker.enrolment import Declined, enrol, submit_discrepancy
+
+if TYPE_CHECKING:
+    from shared.schemas import Assignment, RunView
+    from worker.client import Coordinator
+    from worker.journal import Journal
+    from worker.progress import Reporter
+    from worker.rounds import RoundWork
+    from worker.settings import WorkerSettings
+    from worker.site import LocalRun, Site
+
+__all__ = ["FAULTS", "Patience", "Refused", "Worker"]
+
+FAULTS = (Problem, UnexpectedAnswer, httpx.HTTPError, OSError)
+"""What a call or a local file may raise in normal life."""
+
+LONGEST_DELAY_SECONDS = 30.0
+FIRST_DELAY_SECONDS = 0.5
+SHORTEST_POLL_SECONDS = 1.0
+
+Result = TypeVar("Result")
+
+
+class Refused(Exception):
+    """The coordinator will not have this worker until a person does something; the message says what."""
+
+
+@dataclass
+class Patience:
+    """Exponential backoff with full jitter: the n-th delay is uniform in [0, min(30, 0.5 * 2**n)] seconds."""
+
+    url: str
+    reporter: Reporter
+    draws: random.Random
+    sleep: Callable[[float], None] = time.sleep
+    failures: int = 0
+
+    def until_done(self, action: Callable[[], Result], *, registering: bool = False) -> Result:
+        """Repeat ``action`` until it succeeds; says what it waits for, once a change.
+
+        Raises:
+            InvalidConfiguration: wrong here, at this site.
+            Refused: any other fault that waiting does not mend.
+        """
+        while True:
+            try:
+                result = action()
+            except FAULTS as error:
+                self.after(error, registering=registering)
+            else:
+                self.failures = 0
+                return result
+
+    def after(self, error: Exception, *, registering: bool = False) -> None:
+        """Wait after a fault, or raise if waiting does not help."""
+        if isinstance(error, InvalidConfiguration):
+            raise error
+        found = diagnose(error, self.url, registering=registering)
+        if found.fatal:
+            raise Refused(found.sentence) from error
+        self.reporter.waiting(f"{found.sentence} Trying again.")
+        self.sleep(
+            self.draws.uniform(0.0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**self.failures))
+        )
+        self.failures = min(self.failures + 1, 16)
+
+
+class Worker:
+    """One client's loop over all its runs."""
+
+    def __init__(
+        self,
+        *,
+        client: str,
+        settings: WorkerSettings,
+        coordinator: Coordinator,
+        journal: Journal,
+        site: Site,
+        rounds: RoundWork,
+        patience: Patience,
+        reporter: Reporter,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._coordinator = coordinator
+        self._journal = journal
+        self._site = site
+        self._rounds = rounds
+        self._patience = patience
+        self._reporter = reporter
+        self._indexes: dict[str, int | None] = {}
+        self._done = False
+
+    def run(self) -> None:
+        """Work until a run has ended and the settings say to leave then; otherwise for ever.
+
+        Raises what :meth:`Patience.until_done` raises.
+        """
+        while not self._done:
+            self._patience.until_done(self._once)
+
+    def _once(self) -> None:
+        began = time.monotonic()
+        assignment, waiting = self._coordinator.work(self._settings.wait_seconds)
+        if assignment is not None:
+            self._act(assignment)
+            return
+        self._reporter.waiting(waiting or "Waiting for work.")
+        if time.monotonic() - began < min(SHORTEST_POLL_SECONDS, self._settings.wait_seconds):
+            self._patience.sleep(self._patience.draws.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
+
+    def _act(self, assignment: Assignment) -> None:
+        match assignment:
+            case Enrol():
+                self._enrol(self._coordinator.run(assignment.run))
+            case SubmitDiscrepancy():
+                local = self._local(assignment.run)
+                index = self._indexes.get(assignment.run)
+                value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
+                self._reporter.say(f"{assignment.run}: submitted the discrepancy {value:.4f}, once")
+            case Train():
+                local = self._local(assignment.run)
+                self._rounds.train(assignment, local, self._journal.run(assignment.run))
+            case Evaluate():
+                local = self._local(assignment.run)
+                self._rounds.evaluate(assignment, local, self._journal.run(assignment.run))
+            case Finished():
+                self._finish(assignment)
+
+    def _enrol(self, view: RunView) -> None:
+        try:
+            answer = enrol(view, self._site, self._coordinator)
+        except Declined as declined:
+            self._reporter.say(f"{view.run}: not taking part, {declined}")
+            return
+        self._indexes[view.run] = answer.index
+        part = "" if answer.index is None else f" as number {answer.index}"
+        self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
+
+    def _local(self, run: str) -> LocalRun:
+        """What this site knows of the run; after a restart it is asked for and built again."""
+        known = self._site.known(run)
+        if known is not None and run in self._indexes:
+            return known
+        view = self._coordinator.run(run)
+        mine = next((row for row in view.enrolments if row.client == self._client), None)
+        self._indexes[run] = mine.index if mine is not None else None
+        return known or self._site.take_up(view)
+
+    def _finish(self, assignment: Finished) -> None:
+        why = f": {assignment.reason}" if assignment.reason else ""
+        self._reporter.say(f"{assignment.run}: {assignment.status.value}{why}")
+        try:
+            self._coordinator.leave(assignment.run)
+        except NotFound:
+            self._reporter.say(f"{assignment.run}: the coordinator has removed it")
+        self._journal.forget(assignment.run)
+        self._site.forget(assignment.run)
+        self._indexes.pop(assignment.run, None)
+        self._done = self._settings.exit_when_finished

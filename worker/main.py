@@ -1,0 +1,122 @@
+"""The worker process: settings in, exit code out. Wiring only."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from shared.problems import InvalidConfiguration
+from shared.schemas import PROTOCOL, Registration
+from worker.client import Coordinator, trust
+from worker.loop import Patience, Refused, Worker
+from worker.progress import Reporter
+from worker.shutdown import Shutdown, ShutdownRequested
+from worker.state import StoredCredential, held, read_credential, write_credential
+
+if TYPE_CHECKING:
+    from worker.settings import WorkerSettings
+
+__all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "run"]
+
+OK, FAILED, MISCONFIGURED, REFUSED = 0, 1, 2, 3
+"""Exit codes: ended as asked; a fault in this program; wrong settings here; refused by the coordinator."""
+
+
+def run(settings: WorkerSettings, *, stream: TextIO | None = None) -> int:
+    """Work until told to end; returns the process's exit code (0, 2 or 3). Reports to ``stream`` (stderr)."""
+    reporter = Reporter(stream or sys.stderr, lambda: dt.datetime.now(dt.UTC))
+    shutdown = Shutdown()
+    try:
+        with shutdown.listening(), held(settings.state, slots=settings.state_slots) as folder:
+            _work(settings, folder, reporter, shutdown)
+    except ShutdownRequested:
+        reporter.say("Stopped as asked; started again, this worker goes on where it was.")
+    except InvalidConfiguration as error:
+        reporter.say(f"Cannot work: {error}")
+        return MISCONFIGURED
+    except Refused as error:
+        reporter.say(str(error))
+        return REFUSED
+    return OK
+
+
+def _work(settings: WorkerSettings, folder: Path, reporter: Reporter, shutdown: Shutdown) -> None:
+    if settings.url is None:
+        raise InvalidConfiguration(
+            "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
+        )
+    patience = Patience(settings.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
+    with Coordinator(settings.url, verify=trust(settings.ca_file)) as coordinator:
+        credential = _credential(settings, folder, coordinator, patience)
+        coordinator.authenticate(credential.token)
+        reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
+        _worker(credential.client, settings, folder, coordinator, patience, reporter, shutdown).run()
+
+
+def _credential(
+    settings: WorkerSettings, folder: Path, coordinator: Coordinator, patience: Patience
+) -> StoredCredential:
+    """The credential of an earlier start, or a new one for the join code."""
+    url = settings.url or ""
+    stored = read_credential(folder, url)
+    if stored is not None:
+        if settings.name not in (None, stored.client):
+            raise InvalidConfiguration(
+                f"--name {settings.name}: the state folder {folder} belongs to the client {stored.client}.",
+                hint="Leave the name out, or give another client another folder with --state.",
+            )
+        return stored
+    join_code = settings.join_code()
+    if join_code is None:
+        raise InvalidConfiguration(
+            f"this worker is not registered at {url} yet, and no join code is given.",
+            hint="Ask the coordinator's operator for one; set FEDDISCO_JOIN_TOKEN or pass --join-token-file.",
+        )
+    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_version())
+    given = patience.until_done(lambda: coordinator.register(join_code, registration), registering=True)
+    credential = StoredCredential(url=url, client=given.client, token=given.token)
+    write_credential(folder, credential)
+    return credential
+
+
+def _worker(
+    client: str,
+    settings: WorkerSettings,
+    folder: Path,
+    coordinator: Coordinator,
+    patience: Patience,
+    reporter: Reporter,
+    shutdown: Shutdown,
+) -> Worker:
+    """Only here PyTorch is imported: a wrong address or join code is told without waiting for it."""
+    from worker.device import choose, use_threads
+    from worker.journal import Journal
+    from worker.rounds import RoundWork
+    from worker.site import Site
+
+    use_threads(settings.threads)
+    site = Site(settings, choose(settings.device, settings.precision))
+    return Worker(
+        client=client,
+        settings=settings,
+        coordinator=coordinator,
+        journal=Journal(folder, reporter.say),
+        site=site,
+        rounds=RoundWork(coordinator, site, reporter, shutdown, time.perf_counter),
+        patience=patience,
+        reporter=reporter,
+    )
+
+
+def _version() -> str:
+    """This program's version, as told at registration."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("feddisco")
+    except PackageNotFoundError:
+        return "source"

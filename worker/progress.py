@@ -1,0 +1,83 @@
+"""What the worker tells the person who started it: bars on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from shared.training import TrainProgress
+
+__all__ = ["Reporter", "size"]
+
+Show = Callable[["TrainProgress"], None]
+
+
+class Reporter:
+    """Lines with a UTC time. ``terminal`` None: whatever the stream is. ``now`` gives aware times."""
+
+    def __init__(
+        self, stream: TextIO, now: Callable[[], dt.datetime], *, terminal: bool | None = None
+    ) -> None:
+        self._stream = stream
+        self._now = now
+        self._terminal = stream.isatty() if terminal is None else terminal
+        self._waiting_for = ""
+
+    def say(self, text: str) -> None:
+        """One line about something that happened."""
+        self._waiting_for = ""
+        self._line(text)
+
+    def waiting(self, text: str) -> None:
+        """What is being waited for: a line only if it is another sentence than the last one."""
+        if text and text != self._waiting_for:
+            self._line(text)
+            self._waiting_for = text
+
+    def _line(self, text: str) -> None:
+        moment = self._now().astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        self._stream.write(f"{moment}  {text}\n")
+        self._stream.flush()
+
+    @contextmanager
+    def training(self, title: str) -> Iterator[Show]:
+        """A bar for one round's training; nothing where there is no terminal."""
+        if not self._terminal:
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("step {task.completed}/{task.total}  loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(file=self._stream), transient=True) as bars:
+            bar = bars.add_task(title, total=None, loss="-")
+
+            def show(progress: TrainProgress) -> None:
+                loss = "-" if progress.loss is None else f"{progress.loss:.4f}"
+                bars.update(bar, completed=progress.step, total=progress.steps, loss=loss)
+
+            yield show
+
+
+def size(count: int) -> str:
+    """Bytes for people.
+
+    >>> size(532), size(248_024), size(44_880_528)
+    ('532 B', '248.0 kB', '44.9 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    number = float(count)
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:.1f} TB"

@@ -1,0 +1,52 @@
+"""SIGTERM and SIGINT: at once where nothing is lost by it, after the running batch while training."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Shutdown", "ShutdownRequested"]
+
+
+class ShutdownRequested(BaseException):
+    """Raised in the main thread; like KeyboardInterrupt it is no error that anybody should catch."""
+
+
+class Shutdown:
+    """``requested`` is True once somebody asked the process to end."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take over the two signals (only the main thread can; elsewhere this does nothing)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again, self.requested = self.requested, True
+        if not self._deferred or again:  # who asks twice doesn't wait for the batch
+            raise ShutdownRequested
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, ``requested`` is only set; at the end :class:`ShutdownRequested` is raised if it is."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+        if self.requested:
+            raise ShutdownRequested

@@ -1,0 +1,147 @@
+"""What this site brings to a run: the task, its data, the model built once and used for every round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shared.algorithms import load_algorithm
+from shared.config import Partition
+from shared.partition import partition
+from shared.problems import InvalidConfiguration
+from shared.schemas import RunView, TensorKind
+from shared.tasks import load_task
+from shared.tensors import manifest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from shared.algorithms.base import Algorithm
+    from shared.data import Examples
+    from shared.schemas import TensorSpec
+    from shared.tasks.base import Split, Task
+    from worker.settings import WorkerSettings
+
+__all__ = ["LocalRun", "Site", "first_difference"]
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run as this site knows it. ``model`` is a workspace: its values are overwritten at every use."""
+
+    view: RunView
+    task: Task
+    algorithm: Algorithm[Any]
+    model: nn.Module
+    tensors: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+class Site:
+    """Loads on first use, keeps until the run is forgotten."""
+
+    def __init__(self, settings: WorkerSettings, device: torch.device) -> None:
+        self.settings = settings
+        self.device = device
+        self._runs: dict[str, LocalRun] = {}
+        self._data: dict[tuple[str, int, Split], Examples] = {}
+        self._parts: dict[tuple[str, int], Examples] = {}
+
+    def forget(self, run: str) -> None:
+        """Free what only this run needed."""
+        self._runs.pop(run, None)
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != run}
+        if not self._runs:
+            self._data.clear()
+
+    def known(self, run: str) -> LocalRun | None:
+        return self._runs.get(run)
+
+    def take_up(self, view: RunView) -> LocalRun:
+        """Prepare for a run: its task with the run's class contract, its algorithm, its model.
+
+        Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run.
+        """
+        task = load_task(self.settings.task, self._options(view), view.classes)
+        model = task.build_model(view.config.model, view.config.seed)
+        manifest = manifest_of(model)
+        if difference := first_difference(manifest, view.manifest):
+            raise InvalidConfiguration(
+                f"the model that task {self.settings.task} builds here is not the run's: {difference}.",
+                hint="Install the same versions of the task and of PyTorch as at the coordinator.",
+            )
+        local = LocalRun(
+            view=view,
+            task=task,
+            algorithm=load_algorithm(view.config.algorithm),
+            model=model.to(self.device),
+            tensors=tuple(spec.name for spec in manifest),
+            parameters=tuple(spec.name for spec in manifest if spec.kind is TensorKind.PARAMETER),
+        )
+        self._runs[view.run] = local
+        return local
+
+    def _options(self, view: RunView) -> dict[str, Any]:
+        return {**view.config.task_options, **self.settings.task_options}
+
+    # ------------------------------------------------------------ data
+
+    def dealt_by(self, view: RunView) -> Partition | None:
+        """The partition of which this worker takes one part; None: all the data here is its own."""
+        return view.config.partition if self.settings.partition == "run" else self.settings.partition
+
+    def training_examples(self, local: LocalRun, index: int | None) -> Examples:
+        """This client's own examples; with a partition, part ``index`` of it."""
+        spec = self.dealt_by(local.view)
+        whole = self._split(local, "train")
+        if spec is None or index is None:
+            return whole
+        key = (local.view.run, index)
+        if key not in self._parts:
+            if index >= spec.clients:
+                raise InvalidConfiguration(
+                    f"index {index} is outside a partition for {spec.clients} clients.",
+                    hint="Indexes count from 0; start no more workers than the partition has parts.",
+                )
+            targets = local.task.categories(whole.targets).cpu().numpy()
+            parts = partition(spec, targets, len(local.view.classes), local.view.config.seed)
+            self._parts[key] = whole.subset(parts[index]).to(self.device)
+        return self._parts[key]
+
+    def test_examples(self, local: LocalRun) -> Examples:
+        return self._split(local, "test")
+
+    def counts(self, local: LocalRun, index: int | None) -> list[float]:
+        """Examples of each class of the contract; these numbers never leave the site."""
+        targets = local.task.categories(self.training_examples(local, index).targets).cpu().numpy()
+        counts = np.bincount(targets, minlength=len(local.view.classes))
+        return [float(count) for count in counts]
+
+    def _split(self, local: LocalRun, split: Split) -> Examples:
+        options = json.dumps(self._options(local.view), sort_keys=True)
+        key = (options, local.view.config.seed, split)
+        if key not in self._data:
+            dealt = split == "train" and self.dealt_by(local.view) is not None
+            examples = local.task.load(split, self.settings.data, local.view.config.seed)
+            self._data[key] = examples if dealt else examples.to(self.device)
+        return self._data[key]
+
+
+def first_difference(here: Sequence[TensorSpec], there: Sequence[TensorSpec]) -> str | None:
+    """How two manifests differ, in words; None if they don't."""
+    for ours, theirs in zip(here, there, strict=False):
+        if ours != theirs:
+            return f"{_words(ours)} here, {_words(theirs)} there"
+    if len(here) != len(there):
+        return f"{len(here)} tensors here, {len(there)} there"
+    return None
+
+
+def _words(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.dtype} {list(spec.shape)} {spec.kind.value}"

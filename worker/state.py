@@ -1,0 +1,120 @@
+"""The state folder: who this worker is, and that nobody else is it at the same time.
+
+::
+
+    STATE/lock               held while a worker runs, names its process
+    STATE/credential.json    coordinator, client id, bearer token (mode 0600)
+    STATE/runs/RUN/          see worker.journal
+
+With slots (``--state-slots``) several workers share STATE: each takes the first of ``STATE/slot-1``,
+``STATE/slot-2`` ... that nobody holds, and goes on with the identity that lies there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from shared.files import sync_folder
+from shared.problems import InvalidConfiguration
+from shared.schemas import Body
+
+__all__ = ["StoredCredential", "held", "read_credential", "set_aside", "write_atomically", "write_credential"]
+
+
+class StoredCredential(Body):
+    """Whose token this is, and where it is good."""
+
+    url: str
+    client: str
+    token: str = Field(repr=False)
+
+
+@contextmanager
+def held(folder: Path, *, slots: bool = False) -> Iterator[Path]:
+    """The state folder to use, made (mode 0700) and locked until the end of the context.
+
+    Raises :class:`InvalidConfiguration` that names the process which holds it already.
+    """
+    _make(folder)
+    for path in (folder / f"slot-{number}" for number in itertools.count(1)) if slots else (folder,):
+        _make(path)
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if _locked(descriptor):
+                yield path
+                return
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+        finally:
+            os.close(descriptor)
+    raise InvalidConfiguration(
+        f"the state folder {folder} is in use by another worker (process {holder or 'unknown'}).",
+        hint="One process a client: stop that one, or give this one another folder with --state.",
+    )
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _locked(descriptor: int) -> bool:
+    """The lock dies with its process, also by kill -9; the number in it is only told to people."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return True
+
+
+def read_credential(folder: Path, url: str) -> StoredCredential | None:
+    """The credential of an earlier start, or None. One that cannot be read is set aside.
+
+    Raises :class:`InvalidConfiguration` if it belongs to another coordinator than ``url``.
+    """
+    path = folder / "credential.json"
+    try:
+        credential = StoredCredential.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        set_aside(path)
+        return None
+    if credential.url != url:
+        raise InvalidConfiguration(
+            f"the state folder {folder} belongs to the coordinator {credential.url}, not to {url}.",
+            hint="Use one folder a coordinator (--state); if the coordinator has moved, edit url in "
+            f"{path} (never send that file to anybody: it holds the token).",
+        )
+    return credential
+
+
+def write_credential(folder: Path, credential: StoredCredential) -> None:
+    write_atomically(folder / "credential.json", credential.model_dump_json().encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Either the old content or the new, whatever is killed when; mode 0600."""
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be read, so that it is neither lost nor met again."""
+    aside = path.with_name(path.name + ".unreadable")
+    with suppress(FileNotFoundError):
+        path.replace(aside)
+    return aside
