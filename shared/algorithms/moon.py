@@ -27,7 +27,7 @@ class MoonParameters(AlgorithmParameters):
 
 
 class Moon(Algorithm[MoonParameters]):
-    """The client adds ``mu l_con`` to its loss (eq. 3), on the features before the classifier (no added head).
+    """The client adds ``mu l_con`` to its loss (eq. 3), on the features before the classifier.
 
     Features of the global and of the client's previous model are taken without gradient and in evaluation
     mode (two more forward passes a batch); both use the buffers received, since a client keeps parameters
@@ -72,8 +72,8 @@ class Moon(Algorithm[MoonParameters]):
 def contrastive_loss(features: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
     """``-log(e^(cos(z, near)/T) / (e^(cos(z, near)/T) + e^(cos(z, far)/T)))``, mean over the batch (eq. 2).
 
-    near is ``towards``, far is ``away``. All three of shape (B, ...), flattened to (B, D), in float32 or wider:
-    cosines of half precision are coarse.
+    near is ``towards``, far is ``away``. All three of shape (B, ...), flattened to (B, D), and widened to
+    float32: cosines of half precision are coarse.
     """
     from torch import float32, promote_types
     from torch.nn.functional import cosine_similarity, softplus
