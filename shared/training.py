@@ -197,7 +197,11 @@ class _Loop:
         self.parameters = list(state.parameters.values())
         self.clip_norm = local.clip_norm
         self.optimizer = torch.optim.SGD(
-            self.parameters, local.learning_rate, momentum=local.momentum, weight_decay=local.weight_decay
+            self.parameters,
+            local.learning_rate,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            fused=True,  # a third of the time of the plain one on the CPU
         )
         self.dtype = None if precision == "float32" else getattr(torch, precision)
         self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda" and precision == "float16")
