@@ -124,6 +124,7 @@ class RoundLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage(Page):
     run: RunView
+    summary: str
     weighting: str
     examples: int
     accuracy: EvaluationView | None

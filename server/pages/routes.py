@@ -72,7 +72,7 @@ def problem_response(problem: Problem, now: dt.datetime) -> HTMLResponse:
 def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
     """Routes of all pages. The endpoints are plain functions: FastAPI runs them in its thread pool.
 
-    A run or round that does not exist is answered with a page and status 404.
+    A problem, such as a run that does not exist, is answered with a page and the problem's status.
     """
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -80,7 +80,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
         now = clock()
         try:
             return render(template, make(now))
-        except NotFound as problem:
+        except Problem as problem:
             return problem_response(problem, now)
 
     @router.get("/")

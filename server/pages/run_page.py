@@ -58,6 +58,7 @@ def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = F
         now=now,
         events=None if run.status.terminal else f"/api/v1/runs/{name}/events?after={latest}",
         run=run,
+        summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
         examples=sum(found.examples for found in run.enrolments if found.role is Role.TRAINER),
         accuracy=_newest(found for found in evaluations if found.accuracy is not None),
@@ -174,6 +175,15 @@ def _newest(evaluations: Iterable[EvaluationView]) -> EvaluationView | None:
 def _title(run: RunView) -> str:
     score = "" if run.accuracy is None else f" · {percent(run.accuracy)}"
     return f"{run.completed_rounds}/{run.rounds}{score} · {run.run}"
+
+
+def _summary(run: RunView) -> str:
+    """What the run waits for; of one that has ended, how."""
+    if not run.status.terminal:
+        return run.waiting_for
+    if run.reason:
+        return run.reason
+    return f"{run.status.value} after {run.completed_rounds} of {run.rounds} rounds"
 
 
 def _participant(row: LedgerRow) -> ParticipantLine:

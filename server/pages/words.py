@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from markupsafe import Markup, escape
 
 __all__ = [
     "ABSENT",
@@ -13,10 +16,12 @@ __all__ = [
     "amount",
     "digest",
     "duration",
+    "indexed",
     "moment",
     "number",
     "percent",
     "plain",
+    "sentence",
     "size",
 ]
 
@@ -25,6 +30,8 @@ ABSENT = "–"
 
 _GAP = "\u202f"  # narrow no-break space between a number and its unit
 _MINUS = "\u2212"
+_DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
+_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
 def number(value: float | None, digits: int = 4, *, sign: bool = False) -> str:
@@ -113,6 +120,23 @@ def plain(word: str) -> str:
     return word.replace("_", " ")
 
 
+def _shortened(text: str) -> str:
+    """Digests to twelve digits, times to seconds: a log is read by people."""
+    text = _DIGEST.sub(lambda found: digest(found[0]), text)
+    return _TIME.sub(lambda found: moment(dt.datetime.fromisoformat(found[0])), text)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter in front and a full stop at the end."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", ":")) else ".") if text else ""
+
+
+def indexed(text: str) -> Markup:
+    """The index of a symbol set as a real subscript, which fonts draw better than the small letter."""
+    return escape(text).replace("ₖ", Markup("<sub>k</sub>"))
+
+
 _TONES = {
     "wait": {"enrolling", "invited", "awaiting_discrepancy"},
     "go": {"running", "training", "collecting", "aggregating"},
@@ -134,7 +158,7 @@ def detail(value: Any) -> str:
     if isinstance(value, Mapping):
         return " · ".join(f"{plain(str(key))}: {detail(item)}" for key, item in value.items())
     if isinstance(value, str):
-        return value
+        return _shortened(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Iterable):
@@ -149,10 +173,12 @@ FILTERS = {
     "digest": digest,
     "distance": distance,
     "duration": duration,
+    "indexed": indexed,
     "moment": moment,
     "number": number,
     "percent": percent,
     "plain": plain,
+    "sentence": sentence,
     "size": size,
     "tone": tone,
 }

@@ -4,10 +4,11 @@
 
 (() => {
   const THROTTLE_MS = 500;
+  const SILENCE_MS = 45000; // the coordinator says something every 15 s
   const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
   const main = document.getElementById("main");
   const connection = document.getElementById("connection");
-  let source = null;
+  let stream = null;
   let failures = 0;
   let lastFetch = -Infinity;
   let timer = null;
@@ -102,30 +103,55 @@
     skew = Date.parse(main.dataset.now) - Date.now();
     tick();
     if (!main.dataset.events) {
-      source?.close();
+      stream?.abort();
       say("final", "Ended; nothing more will change");
     }
   }
 
   // ------------------------------------------------------------- the stream
 
-  function listen() {
-    source = new EventSource(main.dataset.events);
-    source.onopen = () => {
-      say("live", "Live");
-      if (failures) refresh();
-      failures = 0;
-    };
-    source.onmessage = refresh;
-    source.addEventListener("progress", refresh);
-    source.onerror = () => {
-      say("waiting", "Connection lost, reconnecting…");
-      failures += 1;
-      // A browser retries a broken stream by itself, but not a refused one.
-      if (source.readyState === EventSource.CLOSED) {
-        setTimeout(listen, RETRY_MS[Math.min(failures, RETRY_MS.length) - 1] * (0.75 + Math.random() / 2));
+  // The stream is read with fetch, not EventSource: the page wants to know *that* something happened, whatever
+  // the event's name, and a connection that has died without a word must be noticed.
+  async function follow(signal) {
+    const answer = await fetch(main.dataset.events, { headers: { Accept: "text/event-stream" }, signal });
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    say("live", "Live");
+    if (failures) refresh();
+    failures = 0;
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await within(SILENCE_MS, reader.read());
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      if (lines.some((line) => line.startsWith("data:"))) refresh();
+    }
+  }
+
+  const within = (milliseconds, promise) => {
+    let alarm;
+    const silence = new Promise((_, refuse) => {
+      alarm = setTimeout(() => refuse(new Error("silence")), milliseconds);
+    });
+    return Promise.race([promise, silence]).finally(() => clearTimeout(alarm));
+  };
+
+  async function listen() {
+    while (main.dataset.events) {
+      stream = new AbortController();
+      try {
+        await follow(stream.signal);
+      } catch {
+        // Refused, cut or silent: all are answered by trying again.
       }
-    };
+      stream.abort();
+      if (!main.dataset.events) return;
+      say("waiting", "Connection lost, reconnecting…");
+      const pause = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+      failures += 1;
+      await new Promise((go) => setTimeout(go, pause));
+    }
   }
 
   // ------------------------------------------------------------- clocks
