@@ -1,1 +1,11 @@
-"""Parse, call, answer: no SQL and no transition in here."""
+"""The HTTP API: one module a noun, which parses, calls and answers; no SQL, no transition."""
+
+from fastapi import APIRouter
+
+
+def api_routers() -> tuple[APIRouter, ...]:
+    """Every router below ``/api/v1``, in the order of the documentation."""
+    from server.api import blobs, clients, enrolments, events, runs, training, updates, work
+
+    modules = (clients, runs, enrolments, work, training, updates, blobs, events)
+    return tuple(module.router for module in modules)

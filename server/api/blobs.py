@@ -1,0 +1,109 @@
+"""Models to download, initial weights to upload: immutable files named by their SHA-256."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.api.documents import DigestInPath
+from server.api.ranges import wanted_range
+from server.api.updates import BODY, NO_LIMIT, announced_digest, received
+from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
+from shared.digests import format_content_digest
+from shared.problems import DigestMismatch, Forbidden
+
+router = APIRouter(tags=["blobs"])
+
+MEDIA_TYPE = "application/vnd.safetensors"
+PIECE_BYTES = 2**20
+_BINARY = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file", **_BINARY},
+    206: {"description": "The part that the Range header asked for", **_BINARY},
+    304: {"description": "The file has not changed: it never does"},
+}
+
+
+@router.get("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
+@router.head("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
+async def download(sha256: DigestInPath, request: Request, here: Here, client: ClientOrAdmin) -> Response:
+    """A model or server state of a run in which the client is enrolled. Takes Range and If-None-Match."""
+    headers = {
+        "ETag": f'"{sha256}"',
+        "Cache-Control": "private, max-age=31536000, immutable",
+        "Accept-Ranges": "bytes",
+    }
+    file, size = await here.threads.run(_open, here, sha256, client)
+    if _has_it(request, sha256):
+        file.close()
+        return Response(status_code=304, headers=headers)
+    try:
+        start, stop, status = wanted_range(request, size, sha256)
+    except BaseException:
+        file.close()
+        raise
+    headers["Content-Length"] = str(stop - start)
+    if status == 206:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    else:
+        headers["Content-Digest"] = format_content_digest(sha256)
+    if request.method == "HEAD":
+        file.close()
+        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
+    here.telemetry.sent.inc(stop - start)
+    if stop - start <= PIECE_BYTES:
+        return Response(
+            await here.threads.run(_read_and_close, file, start, stop), status, headers, MEDIA_TYPE
+        )
+    return StreamingResponse(_pieces(here, file, start, stop), status, headers, MEDIA_TYPE)
+
+
+def _open(here: Coordinator, digest: str, client: str | None) -> tuple[BinaryIO, int]:
+    if client is not None and not here.store.blob_readable(client, digest):
+        raise Forbidden(
+            f"client {client!r} may not read blob {digest}, or there is none",
+            hint="A client reads the models and the broadcast state of the runs in which it is enrolled.",
+        )
+    file = here.blobs.open(digest)
+    return file, os.fstat(file.fileno()).st_size
+
+
+def _has_it(request: Request, digest: str) -> bool:
+    wanted = request.headers.get("if-none-match", "")
+    tags = {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
+    return f'"{digest}"' in tags or "*" in tags
+
+
+def _read_and_close(file: BinaryIO, start: int, stop: int) -> bytes:
+    with file:
+        return os.pread(file.fileno(), stop - start, start)
+
+
+async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> AsyncIterator[bytes]:
+    """In constant memory; closed also when the client goes away."""
+    try:
+        while start < stop:
+            piece = await here.threads.run(os.pread, file.fileno(), min(PIECE_BYTES, stop - start), start)
+            if not piece:
+                return  # the connection is closed short of Content-Length: the client knows
+            start += len(piece)
+            yield piece
+    finally:
+        file.close()
+
+
+@router.put("/blobs/{sha256}", status_code=204, openapi_extra=BODY, max_body_size=NO_LIMIT)
+async def upload(sha256: DigestInPath, request: Request, here: Here, _admin: Admin) -> None:
+    """Upload initial weights, to be named in ``POST /runs``. Unused, they are deleted after a day."""
+    digest = announced_digest(request)
+    if digest != sha256:
+        raise DigestMismatch(f"the address names {sha256}, the header Content-Digest {digest}")
+    incoming = await received(here, request, digest, here.settings.max_update_bytes)
+    try:
+        await here.threads.run(here.blobs.keep, incoming)
+    finally:
+        await here.threads.run(here.blobs.discard, incoming)

@@ -1,0 +1,43 @@
+"""What the OpenAPI document says of all calls: how a refusal looks, what an address may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.schemas import DIGEST_PATTERN
+
+__all__ = ["REFUSALS", "ClientId", "DigestInPath", "Number", "ProblemDocument", "RunId"]
+
+_SLUG = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+RunId = Annotated[str, Path(pattern=_SLUG, description="the run's name")]
+ClientId = Annotated[str, Path(pattern=_SLUG, description="the client's id")]
+Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="the round; 0 is the initial model")]
+DigestInPath = Annotated[str, Path(pattern=DIGEST_PATTERN, description="SHA-256 of the file, hexadecimal")]
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457. ``code`` is one of the catalogue at ``/problems``; further members depend on it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str = Field("", description="what to do")
+
+
+def _problem(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/ProblemDocument"}
+    return {"description": description, "content": {"application/problem+json": {"schema": schema}}}
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": _problem("The request cannot be granted; the body says why and what to do"),
+    "5XX": _problem("The coordinator cannot answer now"),
+}

@@ -1,0 +1,162 @@
+"""Uploads: streamed to the disk, checked, validated, kept, and only then accepted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.requests import ClientDisconnect
+
+from server.api.documents import Number, RunId
+from server.blobs import Incoming
+from server.coordinator import Client, Coordinator, Here
+from server.database.facts import UpdateFacts
+from server.expected import Expected
+from server.lifecycle.events import UpdateReceived
+from server.lifecycle.machine import decide
+from shared.digests import parse_content_digest
+from shared.problems import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Problem,
+    Truncated,
+    UnsupportedMediaType,
+    UpdateRefused,
+)
+from shared.schemas import Receipt, UpdateReport
+
+router = APIRouter(tags=["updates"])
+
+MEDIA_TYPES = ("application/vnd.safetensors", "application/octet-stream")
+BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES},
+    },
+    "parameters": [
+        {
+            "name": "Content-Digest",
+            "in": "header",
+            "required": True,
+            "description": "sha-256=:BASE64: (RFC 9530)",
+            "schema": {"type": "string"},
+        }
+    ],
+}
+NO_LIMIT = 2**62  # the limit of an upload depends on its run and is checked while it is received
+
+
+@router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY, max_body_size=NO_LIMIT)
+async def upload(
+    run: RunId,
+    n: Number,
+    report: Annotated[UpdateReport, Query()],
+    request: Request,
+    here: Here,
+    client: Client,
+) -> Receipt:
+    """Upload the round's update. Safe to repeat: the same file again is answered with the same receipt."""
+    async with _recorded(here, run, n, client):
+        digest = announced_digest(request)
+        event = UpdateReceived(client, n, report.attempt)
+        if (receipt := await here.threads.run(_early_answer, here, run, event, digest)) is not None:
+            return receipt
+        expected = await here.expected(run)
+        incoming = await received(here, request, digest, expected.max_bytes)
+        try:
+            await here.threads.run(_validate_and_keep, here, incoming, expected)
+        finally:
+            await here.threads.run(here.blobs.discard, incoming)
+        facts = UpdateFacts(
+            digest=digest,
+            bytes=incoming.bytes,
+            steps=report.steps,
+            examples=report.examples,
+            loss=report.loss,
+            seconds=report.seconds,
+        )
+        await here.commit(run, event, actor=client, facts=facts)
+    here.telemetry.updates.inc()
+    here.telemetry.received.inc(incoming.bytes)
+    return await here.threads.run(here.store.receipt, run, n, client)
+
+
+@asynccontextmanager
+async def _recorded(here: Coordinator, run: str, n: int, client: str) -> AsyncIterator[None]:
+    """Every refusal of an upload is an entry of the event log."""
+    try:
+        yield
+    except Problem as problem:
+        if 400 <= problem.status < 500 and not isinstance(problem, NotFound):
+            kind = "update_refused" if isinstance(problem, Conflict) else "update_invalid"
+            detail = {"code": problem.code, "detail": problem.detail}
+            await here.record(kind, run=run, actor=client, detail=detail, round=n, client=client)
+        raise
+
+
+def announced_digest(request: Request) -> str:
+    """The SHA-256 that the headers announce, hexadecimal; it is required, or a cut body could not be told."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in MEDIA_TYPES:
+        raise UnsupportedMediaType(
+            f"the body is {kind or 'of no type'}", hint=f"Send safetensors as {' or '.join(MEDIA_TYPES)}."
+        )
+    digest = parse_content_digest(request.headers.get("content-digest"))
+    if digest is None:
+        raise InvalidRequest(
+            "the header Content-Digest is missing", hint="Send `Content-Digest: sha-256=:BASE64:` (RFC 9530)."
+        )
+    return digest
+
+
+def _early_answer(here: Coordinator, run: str, event: UpdateReceived, digest: str) -> Receipt | None:
+    """Before the body is read: the receipt of the same update sent before, or a refusal, or None to go on."""
+    try:
+        decide(here.store.run_state(run), event, here.clock())
+    except UpdateRefused:
+        if (receipt := _same_before(here, run, event, digest)) is None:
+            raise
+        return receipt
+    return None
+
+
+def _same_before(here: Coordinator, run: str, event: UpdateReceived, digest: str) -> Receipt | None:
+    try:
+        receipt = here.store.receipt(run, event.round, event.client)
+    except NotFound:
+        return None
+    return receipt if (receipt.digest, receipt.attempt) == (digest, event.attempt) else None
+
+
+async def received(here: Coordinator, request: Request, digest: str, limit: int) -> Incoming:
+    """The body on the disk, under a temporary name, its digest checked."""
+    length = request.headers.get("content-length")
+    try:
+        return await here.blobs.receive(
+            request.stream(),
+            max_bytes=min(limit, here.settings.max_update_bytes),
+            expected=digest,
+            announced_bytes=int(length) if length is not None else None,
+        )
+    except ClientDisconnect:
+        raise Truncated(
+            "the connection broke before the whole body had come", hint="Send the file again."
+        ) from None
+
+
+def _validate_and_keep(here: Coordinator, incoming: Incoming, expected: Expected) -> None:
+    """The file must be durable before the transaction that names it."""
+    from shared.validation import validate
+
+    validate(incoming.path, expected.layout)
+    here.blobs.keep(incoming)
+    here.intact.remember(here.blobs.path(incoming.digest), incoming.digest)
+
+
+@router.get("/runs/{run}/rounds/{n}/receipt")
+async def receipt(run: RunId, n: Number, here: Here, client: Client) -> Receipt:
+    """What became of this client's own update: its digest, and after the round its row of the ledger."""
+    return await here.threads.run(here.store.receipt, run, n, client)

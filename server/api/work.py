@@ -1,0 +1,88 @@
+"""The long poll: what a client should do now, over all its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from server.coordinator import Client, Coordinator, Here
+from server.lifecycle.events import AssignmentTaken, ClientSeen
+from server.wake import Waiter
+from shared.problems import Conflict
+from shared.schemas import Assignment, Train
+
+router = APIRouter(tags=["work"])
+
+LONGEST_SECONDS = 60.0
+TRIES = 5
+HEADER = "Feddisco-Waiting"
+Wait = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    204: {
+        "description": "Nothing to do yet",
+        "headers": {HEADER: {"description": "what is being waited for", "schema": {"type": "string"}}},
+    }
+}
+
+
+@router.get("/work", response_model=Assignment, responses=RESPONSES)
+async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
+    """The next assignment; waits for one up to ``wait`` seconds and answers 204 if none came."""
+    end = time.monotonic() + wait
+    here.touches.note(client)
+    await here.threads.run(_seen, here, client)
+    with here.hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
+        while True:
+            assignment, waiting = await here.threads.run(_next, here, client)
+            if assignment is not None:
+                return assignment
+            if here.hub.closed:
+                waiting = "the coordinator is restarting or shutting down"
+            left = end - time.monotonic()
+            if left <= 0 or here.hub.closed or not await _woken(here, waiter, left):
+                return Response(status_code=204, headers={HEADER: _header(waiting)})
+
+
+async def _woken(here: Coordinator, waiter: Waiter, seconds: float) -> bool:
+    """Whether to ask the database again before the time is over."""
+    if here.hub.recheck_seconds is None:
+        return await waiter.wait(seconds)
+    # Several coordinators: should their relay be down, look again every now and then, not all at once.
+    pause = here.hub.recheck_seconds * random.uniform(0.8, 1.2)  # noqa: S311
+    return await waiter.wait(min(seconds, pause)) or (pause < seconds and not here.hub.closed)
+
+
+def _seen(here: Coordinator, client: str) -> None:
+    """A client that had missed a deadline is back."""
+    for run in here.store.away_in(client):
+        with contextlib.suppress(Conflict):  # another poll of it was faster, or the run has ended
+            here.rounds.commit(run, ClientSeen(client), actor=client)
+
+
+def _next(here: Coordinator, client: str) -> tuple[Assignment | None, str]:
+    """On a thread. An assignment to train is noted as taken before it is given."""
+    for _ in range(TRIES):
+        assignment, waiting = here.store.work_for(client, here.clock())
+        if not isinstance(assignment, Train):
+            return assignment, waiting
+        try:
+            _take(here, client, assignment)
+        except Conflict:
+            continue  # the round was closed in between: ask again
+        return assignment, waiting
+    return None, "the round is changing"
+
+
+def _take(here: Coordinator, client: str, assignment: Train) -> None:
+    event = AssignmentTaken(client, assignment.round, assignment.attempt)
+    here.rounds.commit(assignment.run, event, actor=client)
+
+
+def _header(sentence: str) -> str:
+    """HTTP headers hold ASCII without line breaks."""
+    return " ".join(sentence.split()).encode("ascii", "replace").decode()

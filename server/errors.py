@@ -1,0 +1,117 @@
+"""One place that turns every refusal and every fault into ``application/problem+json`` (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from shared.problems import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Problem,
+    RangeNotSatisfiable,
+    ServiceFault,
+    TooLarge,
+    Unauthorised,
+    UnsupportedMediaType,
+)
+
+__all__ = ["MEDIA_TYPE", "install", "invalid", "render"]
+
+MEDIA_TYPE = "application/problem+json"
+SHOWN = 200
+RETRY_SECONDS = "2"
+
+log = logging.getLogger("feddisco.errors")
+
+
+def render(problem: Problem, *, browser: bool = False) -> Response:
+    """The answer to a problem. ``browser``: 401 asks for the password dialogue too."""
+    headers: dict[str, str] = {}
+    if isinstance(problem, Unauthorised):
+        headers["WWW-Authenticate"] = 'Basic realm="FedDisco", charset="UTF-8"' if browser else "Bearer"
+    if isinstance(problem, ServiceFault):
+        headers["Retry-After"] = RETRY_SECONDS
+    if isinstance(problem, RangeNotSatisfiable) and "bytes" in problem.extra:
+        headers["Content-Range"] = f"bytes */{problem.extra['bytes']}"
+    return JSONResponse(problem.as_json(), problem.status, headers, media_type=MEDIA_TYPE)
+
+
+def invalid(errors: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's errors in one sentence with field and value, and as a list for programs."""
+    found = [
+        {
+            "field": ".".join(map(str, error["loc"])),
+            "message": error["msg"],
+            "received": _shown(error.get("input")),
+        }
+        for error in errors
+    ]
+    first = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    detail = f"{first['field']}: {first['message']}, received {first['received']}{more}"
+    return InvalidRequest(detail, hint="See /docs for what the call takes.", errors=found[:50])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates have no UTF-8 form
+
+
+def _of_http(request: Request, error: HTTPException) -> Problem:
+    where = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return NotFound(
+                f"there is nothing at {request.url.path}", hint="See /docs for the calls there are."
+            )
+        case 405:
+            return MethodNotAllowed(
+                f"{where} is not possible", hint="See /docs for the methods of this address."
+            )
+        case 413:
+            return TooLarge(f"the body of {where} is larger than allowed")
+        case 415:
+            return UnsupportedMediaType(f"the body of {where} is of a type that is not read here")
+        case _:
+            return InvalidRequest(f"{where}: {error.detail}")
+
+
+def install(app: FastAPI, count: Callable[[str], None], wants_dialogue: Callable[[Request], bool]) -> None:
+    """Register the handlers. ``count`` is told each problem's code."""
+
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        count(error.code)
+        return render(error, browser=wants_dialogue(request))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        answer = await on_problem(request, _of_http(request, error))
+        for name, value in (error.headers or {}).items():
+            answer.headers[name] = value
+        return answer
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return await on_problem(request, invalid(error.errors()))
+
+    async def on_fault(request: Request, error: Exception) -> Response:
+        reference = secrets.token_hex(4)
+        log.error("unexpected fault %s in %s %s", reference, request.method, request.url.path, exc_info=error)
+        hint = f"The coordinator's log has the reason under the reference {reference}."
+        return await on_problem(request, Problem("the coordinator met an unexpected fault", hint=hint))
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(Exception, on_fault)

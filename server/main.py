@@ -1,0 +1,173 @@
+"""Starts the coordinator: looks at everything that can be wrong first, and says it in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.config
+import resource
+import socket
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from server.logs import logging_config
+from server.settings import Settings, unknown_variables
+from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
+
+if TYPE_CHECKING:
+    from server.wake import Hub
+
+__all__ = ["migrate", "serve"]
+
+GRACE_SECONDS = 2
+KEEP_ALIVE_SECONDS = 75  # longer than a long poll, so that workers' connections live on
+BACKLOG = 4096
+
+log = logging.getLogger("feddisco")
+
+
+def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collection[str] = ()) -> int:
+    """Run until SIGTERM or SIGINT; the exit code: 0, or 2 with one sentence on stderr if it cannot start.
+
+    ``migrate`` brings a PostgreSQL schema up to date first (SQLite's always is).
+    ``known_elsewhere``: variables of other programs, not to be reported as unknown.
+    """
+    logging.config.dictConfig(logging_config(settings))
+    for name in unknown_variables(known_elsewhere):
+        log.warning("the variable %s is no setting of the coordinator: is it misspelt?", name)
+    try:
+        listener = _prepare(settings, migrate)
+        return _run(settings, listener)
+    except Problem as problem:
+        sys.stderr.write(f"feddisco server: {problem}\n")
+        return 2
+
+
+def migrate(settings: Settings) -> int:
+    """Bring the database's schema to this program's version; the exit code."""
+    from server.database.migrations import upgrade
+
+    try:
+        _make_folder(settings.data_folder)
+        upgrade(settings.database)
+    except Problem as problem:
+        sys.stderr.write(f"feddisco server migrate: {problem}\n")
+        return 2
+    sys.stdout.write("The database schema is up to date.\n")
+    return 0
+
+
+def _prepare(settings: Settings, migrate: bool) -> socket.socket:
+    _make_folder(settings.data_folder)
+    _check_tls(settings)
+    listener = _listen(settings.host, settings.port)
+    try:
+        _check_schema(settings, migrate)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        probe = folder / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the data folder {folder} cannot be written: {error.strerror}",
+            hint="Make it writable for this user, or choose another with --data-folder.",
+        ) from error
+
+
+def _check_tls(settings: Settings) -> None:
+    for name, path in (("tls_certificate", settings.tls_certificate), ("tls_key", settings.tls_key)):
+        if path is not None and not path.is_file():
+            raise InvalidConfiguration(f"{name}: there is no file {path}")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before anything else starts: a second coordinator on the port is told so."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise InvalidConfiguration(
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+            hint="Is a coordinator running already? Choose another --port or --host.",
+        ) from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _check_schema(settings: Settings, migrate: bool) -> None:
+    """SQLite belongs to one coordinator, which migrates it; PostgreSQL waits for its operator."""
+    from server.database.migrations import check_current, upgrade
+    from server.database.session import make_engine
+
+    if migrate or not settings.on_postgres:
+        upgrade(settings.database)
+        return
+    engine = make_engine(settings.database)
+    try:
+        check_current(engine)
+    finally:
+        engine.dispose()
+
+
+class _Server(uvicorn.Server):
+    """Answers those who wait before it waits for them."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close()
+        await super().shutdown(sockets)
+
+
+def _run(settings: Settings, listener: socket.socket) -> int:
+    from server.app import create_app, make_coordinator
+
+    _raise_file_limit()
+    coordinator = make_coordinator(settings)
+    config = uvicorn.Config(create_app(coordinator), **_options(settings))
+    server = _Server(config, coordinator.hub)
+    scheme = "https" if settings.tls_certificate is not None else "http"
+    host, port = listener.getsockname()[:2]
+    log.info("coordinator on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    if settings.admin_token is None:
+        log.info("the admin token is in %s", settings.data_folder / "admin-token")
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its clean end
+        server.run([listener])
+    return 0 if server.started else 2
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {
+        "log_config": None,
+        "access_log": settings.access_log,
+        "server_header": False,
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "lifespan": "on",
+    }
+
+
+def _raise_file_limit() -> None:
+    """A thousand waiting clients are a thousand open connections; the usual soft limit is 1024 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft != resource.RLIM_INFINITY else soft, hard))

@@ -1,0 +1,177 @@
+"""Who is asking: bearer tokens, of which only SHA-256 hashes are kept.
+
+A token is 256 random bits, so a slow hash would buy nothing and would give every poll a lever to
+keep the coordinator busy. Hashes are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.settings import Settings
+from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
+
+__all__ = ["Guard", "KnownClient", "admin_token", "bearer", "hash_token", "new_token", "viewer_password"]
+
+CACHE_SECONDS = 2.0
+CACHE_ENTRIES = 10_000
+ADMIN = "admin"
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def hash_token(token: str) -> str:
+    """SHA-256 of the token, hexadecimal."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def same(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode(), right.encode())
+
+
+def bearer(authorization: str | None) -> str:
+    """The token of an ``Authorization: Bearer`` header; raises :class:`MissingToken` if there is none."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise MissingToken(
+            "the request has no `Authorization: Bearer` header",
+            hint="Clients get a token at registration; the admin token is in the coordinator's data folder.",
+        )
+    return token.strip()
+
+
+def viewer_password(authorization: str | None) -> str:
+    """The password of a browser's Basic dialogue (any user name), or else a bearer token."""
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return bearer(authorization)
+    try:
+        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        raise MissingToken("the `Authorization: Basic` header cannot be read") from None
+
+
+def admin_token(settings: Settings) -> str:
+    """The configured admin token, or that in ``<data folder>/admin-token``, made at the first start."""
+    if settings.admin_token is not None:
+        return settings.admin_token.get_secret_value()
+    path = settings.data_folder / "admin-token"
+    try:
+        return _read_or_make(path)
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the admin token cannot be kept in {path}: {error.strerror}",
+            hint="Make the data folder writable, or set FEDDISCO_ADMIN_TOKEN.",
+        ) from error
+
+
+def _read_or_make(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(new_token() + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        os.link(temporary, path)  # fails if it is there, whole: two first starts end up with one token
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    return path.read_text().strip()
+
+
+@dataclass(frozen=True)
+class KnownClient:
+    """What the guard needs to know about the owner of a token."""
+
+    client: str
+    revoked: bool
+
+
+class Guard:
+    """Tells admin, client and viewer tokens apart.
+
+    ``find`` looks a client up by its token's hash. Answers are remembered for :data:`CACHE_SECONDS`, so a
+    revocation made by another coordinator process takes effect after that time at the latest; one made
+    here takes effect at once (:meth:`forget`).
+    """
+
+    def __init__(
+        self,
+        *,
+        admin: str,
+        viewer: str | None,
+        find: Callable[[str], Awaitable[KnownClient | None]],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admin = hash_token(admin)
+        self._viewer = hash_token(viewer) if viewer is not None else None
+        self._find = find
+        self._monotonic = monotonic
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def is_admin(self, token: str) -> bool:
+        return same(hash_token(token), self._admin)
+
+    async def admin(self, token: str) -> str:
+        """The actor "admin"; Forbidden for a client's token, WrongToken for an unknown one."""
+        if self.is_admin(token):
+            return ADMIN
+        client = await self.client(token)
+        raise Forbidden(f"client {client!r} may not do this", hint="This call needs the admin token.")
+
+    async def client(self, token: str) -> str:
+        """The id of the client that owns the token."""
+        hashed = hash_token(token)
+        known, until = self._known.get(hashed, ("", 0.0))
+        if until > self._monotonic():
+            return known
+        return self._remember(hashed, await self._look_up(hashed))
+
+    async def client_or_admin(self, token: str) -> str | None:
+        """The client's id, None for the admin."""
+        return None if self.is_admin(token) else await self.client(token)
+
+    async def reader(self, authorization: str | None) -> None:
+        """Reading is open unless there is a viewer token; then that, the admin's or any client's will do."""
+        if self._viewer is None:
+            return
+        token = viewer_password(authorization)
+        if not (same(hash_token(token), self._viewer) or self.is_admin(token)):
+            await self.client(token)
+
+    def forget(self, client: str) -> None:
+        self._known = {key: value for key, value in self._known.items() if value[0] != client}
+
+    async def _look_up(self, hashed: str) -> str:
+        found = await self._find(hashed)
+        if found is None:
+            raise WrongToken(
+                "the token belongs to no client of this coordinator",
+                hint="Check the coordinator's address; to register anew, remove the worker's credential.",
+            )
+        if found.revoked:
+            raise RevokedToken(
+                f"the token of client {found.client!r} has been revoked",
+                hint="Ask the coordinator's operator for a new join token.",
+            )
+        return found.client
+
+    def _remember(self, hashed: str, client: str) -> str:
+        if len(self._known) >= CACHE_ENTRIES:
+            self._known.clear()
+        self._known[hashed] = (client, self._monotonic() + CACHE_SECONDS)
+        return client

@@ -1,0 +1,110 @@
+"""The coordinator's settings: the only place in ``server/`` that reads the environment.
+
+Every field is a variable ``FEDDISCO_<NAME>``; ``docs/settings-coordinator.md`` has a paragraph for each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["Settings", "unknown_variables"]
+
+PREFIX = "FEDDISCO_"
+SHORTEST_SECRET = 16
+NOT_SETTINGS = frozenset({"FEDDISCO_DATA", "FEDDISCO_REQUIRE_POSTGRES"})
+
+
+class Settings(BaseSettings):
+    """How one coordinator process runs. Frozen; arguments win over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    data_folder: Path = Field(
+        Path("feddisco-data"), description="database (if SQLite), blobs and the admin token"
+    )
+    database_url: SecretStr | None = Field(
+        None,
+        description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME; default: in the data folder",
+    )
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and prints it")
+    admin_token: SecretStr | None = Field(
+        None,
+        description="at least 16 characters; default: made at the first start, in <data folder>/admin-token",
+    )
+    join_token: SecretStr | None = Field(
+        None,
+        description="join tokens that exist from the start, separated by commas; each at least 16 characters",
+    )
+    viewer_token: SecretStr | None = Field(
+        None, description="if set, reading needs it too (Bearer, or as the password of a browser's dialogue)"
+    )
+    tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain")
+    tls_key: Path | None = Field(None, description="PEM file with the private key of the certificate")
+    max_update_bytes: int = Field(8 * 2**30, ge=1, description="bytes; no uploaded file may be larger")
+    aggregation_threads: int = Field(
+        1, ge=1, le=64, description="rounds of different runs aggregated at once"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="text lines, or one JSON object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+    access_log: bool = Field(False, description="log a line for each request (never a token)")
+    collect_after_seconds: float = Field(
+        86400.0, ge=60, description="seconds after which a file that no run refers to is deleted"
+    )
+    hold_aggregation_seconds: float = Field(
+        0.0, ge=0, le=600, description="a drill: seconds to wait between an aggregation and its commit"
+    )
+
+    @field_validator("admin_token", "join_token", "viewer_token")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        for token in _split(value):
+            if len(token) < SHORTEST_SECRET or not token.isascii() or " " in token:
+                raise ValueError(f"a token needs {SHORTEST_SECRET} or more ASCII characters without spaces")
+        return value
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key are given together or not at all")
+        return self
+
+    @property
+    def database(self) -> str:
+        """The URL of the database, with its password: not for logs."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data_folder.absolute() / 'feddisco.db'}"
+
+    @property
+    def on_postgres(self) -> bool:
+        return self.database.startswith("postgres")
+
+    @property
+    def join_tokens(self) -> tuple[str, ...]:
+        return _split(self.join_token)
+
+
+def _split(value: SecretStr | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.get_secret_value().split(",")) if value is not None else ()
+
+
+def unknown_variables(
+    known_elsewhere: Collection[str] = (), environment: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """``FEDDISCO_`` variables that no setting reads: most often a misspelling, so they are reported at start.
+
+    ``known_elsewhere``: full names that belong to the worker or to other programs.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | NOT_SETTINGS | set(known_elsewhere)
+    return tuple(
+        sorted(name for name in environment if name.upper().startswith(PREFIX) and name not in known)
+    )

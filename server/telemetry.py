@@ -1,0 +1,83 @@
+"""Prometheus metrics of one coordinator process, with a registry of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from server.lifecycle.effects import Effect, Record
+from shared.weighting import LedgerEntry
+
+__all__ = ["CONTENT_TYPE", "Telemetry"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Telemetry:
+    """What the process did since its start; what the database knows is asked for at each scrape."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.events = Counter(
+            "feddisco_events", "Entries of the event log made here, by kind", ["kind"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "feddisco_problems", "Requests answered with a problem, by code", ["code"], registry=self.registry
+        )
+        self.received = Counter(
+            "feddisco_received_bytes", "Bytes of accepted updates", registry=self.registry
+        )
+        self.sent = Counter("feddisco_sent_bytes", "Bytes of downloaded blobs", registry=self.registry)
+        self.updates = Counter("feddisco_updates", "Updates accepted", registry=self.registry)
+        self.aggregation_seconds = Histogram(
+            "feddisco_aggregation_seconds",
+            "Seconds from the closing of a round's work queue entry to its new model",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.aggregation_failures = Counter(
+            "feddisco_aggregation_failures", "Aggregations that ended with an error", registry=self.registry
+        )
+        self.discrepancy = Gauge(
+            "feddisco_discrepancy", "Raw d_k in the newest round", ["run", "client"], registry=self.registry
+        )
+        self.weight = Gauge(
+            "feddisco_aggregation_weight",
+            "p_k in the newest round",
+            ["run", "client"],
+            registry=self.registry,
+        )
+        self._stored: dict[str, Gauge] = {}
+
+    def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """A gauge that is read at each scrape."""
+        Gauge(name, description, registry=self.registry).set_function(read)
+
+    def problem(self, code: str) -> None:
+        self.refusals.labels(code).inc()
+
+    def recorded(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Record):
+                self.events.labels(effect.kind).inc()
+
+    def ledger(self, run: str, clients: Iterable[tuple[str, LedgerEntry]]) -> None:
+        for client, entry in clients:
+            self.weight.labels(run, client).set(entry.weight)
+            if entry.discrepancy is not None:
+                self.discrepancy.labels(run, client).set(entry.discrepancy)
+
+    def stored(self, counts: Iterable[tuple[str, float]]) -> None:
+        """Numbers that the database knows (runs by status, clients ...)."""
+        for name, value in counts:
+            gauge = self._stored.get(name)
+            if gauge is None:
+                gauge = Gauge(f"feddisco_{name}", f"{name} in the database", registry=self.registry)
+                self._stored[name] = gauge
+            gauge.set(value if math.isfinite(value) else 0.0)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
