@@ -14,7 +14,6 @@ from server.pages.charts import LineChart
 from shared.problems import Problem
 from shared.schemas import (
     EnrolmentView,
-    EvaluationView,
     EventView,
     LedgerRow,
     RoundView,
@@ -36,6 +35,7 @@ __all__ = [
     "RoundPage",
     "RunPage",
     "RunsPage",
+    "Score",
     "ScoreLine",
     "WeightBar",
 ]
@@ -72,6 +72,15 @@ class CategoryTable:
     first_round: int
     newest_round: int
     rows: Sequence[CategoryRow]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A round's mean over its evaluators, weighted by their examples."""
+
+    round: int
+    value: float
+    examples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +136,8 @@ class RunPage(Page):
     summary: str
     weighting: str
     examples: int
-    accuracy: EvaluationView | None
-    loss: EvaluationView | None
+    accuracy: Score | None
+    loss: Score | None
     open_round: RoundView | None
     participants: Sequence[ParticipantLine]
     charts: Sequence[LineChart]
@@ -164,7 +173,6 @@ class RoundPage(Page):
     formula: str
     legend: str
     fallback: str | None
-    scores_sum: float
     lines: Sequence[LedgerLine]
     longest: float
     arrived: int

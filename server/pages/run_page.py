@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from server.pages.charts import LineChart, bar, line_chart
 from server.pages.contexts import (
@@ -15,6 +15,7 @@ from server.pages.contexts import (
     ParticipantLine,
     RoundLine,
     RunPage,
+    Score,
     ScoreLine,
     WeightBar,
 )
@@ -61,8 +62,8 @@ def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = F
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
         examples=sum(found.examples for found in run.enrolments if found.role is Role.TRAINER),
-        accuracy=_newest(found for found in evaluations if found.accuracy is not None),
-        loss=_newest(evaluations),
+        accuracy=score(evaluations, lambda found: found.accuracy),
+        loss=score(evaluations, lambda found: found.loss),
         open_round=open_round,
         participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
         charts=charts(evaluations, training, run.rounds),
@@ -168,8 +169,18 @@ def _category(name: str, first: EvaluationView, newest: EvaluationView) -> Categ
     )
 
 
-def _newest(evaluations: Iterable[EvaluationView]) -> EvaluationView | None:
-    return max(evaluations, key=lambda found: found.round, default=None)
+def score(
+    evaluations: Iterable[EvaluationView], of: Callable[[EvaluationView], float | None]
+) -> Score | None:
+    """Mean over the evaluators of the newest round that has the number, weighted by their examples."""
+    pairs = [(found, value) for found in evaluations if (value := of(found)) is not None]
+    if not pairs:
+        return None
+    newest = max(found.round for found, _ in pairs)
+    pairs = [(found, value) for found, value in pairs if found.round == newest]
+    examples = sum(found.examples for found, _ in pairs)
+    mean = math.fsum(found.examples * value for found, value in pairs) / examples
+    return Score(round=newest, value=mean, examples=examples)
 
 
 def _title(run: RunView) -> str:
@@ -214,13 +225,13 @@ def _clients(run: RunView) -> tuple[ClientRow, ...]:
 
 def _line(round: RoundView, evaluations: Sequence[EvaluationView]) -> RoundLine:
     completed = round.status is RoundStatus.COMPLETED
-    scored = [e.accuracy for e in evaluations if e.round == round.round and e.accuracy is not None]
+    scored = score((e for e in evaluations if e.round == round.round), lambda found: found.accuracy)
     return RoundLine(
         round=round,
         seconds=(round.completed_at - round.opened_at).total_seconds() if round.completed_at else None,
         arrived=sum(row.status in _ARRIVED for row in round.ledger),
         invited=len(round.ledger),
-        accuracy=scored[0] if completed and scored else None,
+        accuracy=scored.value if completed and scored else None,
         bars=weight_bars(round.ledger),
     )
 
