@@ -117,12 +117,11 @@ def _network(error: httpx.HTTPError, url: str) -> Diagnosis:
         return Diagnosis(f"The coordinator at {url} took the connection but does not answer in time.")
     if isinstance(error, httpx.ProxyError):
         return Diagnosis(f"The web proxy refuses to connect to {url}: {error}")
-    if isinstance(error, httpx.RemoteProtocolError) and parts.scheme == "http":
-        return Diagnosis(
-            f"{host} port {port} closes the connection without a word of HTTP. If the coordinator uses TLS, "
-            f"the address is {_other_scheme(url)}"
-        )
-    return Diagnosis(f"The connection to {url} broke ({type(error).__name__}).")
+    broken = f"The connection to {url} broke ({type(error).__name__})."
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and parts.scheme == "http":
+        # how a TLS port answers plain HTTP, too; or the coordinator is just being restarted
+        return Diagnosis(f"{broken} If the coordinator uses TLS, its address is {_other_scheme(url)}")
+    return Diagnosis(broken)
 
 
 def _tls(cause: ssl.SSLError, url: str) -> Diagnosis:
