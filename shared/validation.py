@@ -113,7 +113,8 @@ def _scan_floats(file: FileIO, name: str, entry: Entry, chunk: bytearray, scratc
     for start, count in _pieces(file, name, entry, chunk):
         values = np.frombuffer(chunk, kind, count // dtype.itemsize)
         masked = np.bitwise_and(values, mask, out=exponents[: len(values)])
-        if masked.max() == mask:  # bits, not isfinite: one way for all four formats, and twice as fast
+        # bits, not isfinite: numpy knows no bfloat16, and takes five times as long for float16
+        if masked.max() == mask:
             position = start // dtype.itemsize + int(masked.argmax())
             raise NotFinite(
                 f"tensor {shown(name)} holds NaN or infinity at position {position} of its flattened values",

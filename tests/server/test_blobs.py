@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import os
+import resource
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.blobs import BlobStore, Incoming
+from shared.files import storage_errors
+from shared.problems import DigestMismatch, NotFound, StorageUnavailable, TooLarge, Truncated
+
+KIB, MIB = 1024, 1024 * 1024
+LONG_AGO = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+FAR_AHEAD = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def pieces(data: bytes, size: int = 64 * KIB) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def receive(store: BlobStore, data: bytes, size: int = 64 * KIB, **options: Any) -> Incoming:
+    return asyncio.run(store.receive(pieces(data, size), **{"max_bytes": 64 * MIB, **options}))
+
+
+def put(store: BlobStore, data: bytes) -> str:
+    incoming = receive(store, data)
+    store.keep(incoming)
+    return incoming.digest
+
+
+def files_in(store: BlobStore) -> list[str]:
+    """Everything but the lock, relative to the folder."""
+    found = (path for path in store.folder.rglob("*") if path.is_file() and path.name != "lock")
+    return sorted(str(path.relative_to(store.folder)) for path in found)
+
+
+# ---------------------------------------------------------------- in and out
+
+
+@pytest.mark.parametrize("length", [0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB + 17])
+@pytest.mark.parametrize("size", [64 * KIB, 3 * MIB])
+def test_a_body_comes_out_as_it_went_in(store: BlobStore, length: int, size: int) -> None:
+    data = os.urandom(length)
+    incoming = receive(store, data, size, expected=sha(data), announced_bytes=length)
+    assert (incoming.digest, incoming.bytes) == (sha(data), length)
+    store.keep(incoming)
+    with store.open(sha(data)) as file:
+        assert file.read() == data
+    assert store.size(sha(data)) == length
+    assert files_in(store) == [f"{sha(data)[:2]}/{sha(data)}"]
+
+
+def test_a_blob_may_be_read_by_others(store: BlobStore) -> None:
+    assert store.path(put(store, b"x")).stat().st_mode & 0o777 == 0o644
+
+
+def test_keeping_twice_or_the_same_bytes_again_is_harmless(store: BlobStore) -> None:
+    first, second = receive(store, b"same"), receive(store, b"same")
+    for incoming in (first, first, second):
+        store.keep(incoming)
+    assert files_in(store) == [f"{first.digest[:2]}/{first.digest}"]
+
+
+def test_a_discarded_body_leaves_nothing(store: BlobStore) -> None:
+    incoming = receive(store, b"x")
+    store.discard(incoming)
+    store.discard(incoming)
+    assert files_in(store) == []
+    assert not store.exists(incoming.digest)
+
+
+def test_discarding_after_keeping_leaves_the_blob(store: BlobStore) -> None:
+    incoming = receive(store, b"x")
+    store.keep(incoming)
+    store.discard(incoming)
+    assert store.exists(incoming.digest)
+
+
+@pytest.mark.parametrize("given", [None, sha(b"model")])
+def test_a_file_made_in_a_workspace_is_adopted(store: BlobStore, given: str | None) -> None:
+    with store.workspace() as folder:
+        (folder / "result").write_bytes(b"model")
+        (folder / "left").write_bytes(b"behind")
+        assert store.adopt(folder / "result", given) == sha(b"model")
+    assert files_in(store) == [f"{sha(b'model')[:2]}/{sha(b'model')}"]
+
+
+def test_what_is_not_there_is_not_found(store: BlobStore) -> None:
+    nothing = sha(b"never sent")
+    assert not store.exists(nothing)
+    for ask in (store.open, store.size, store.verify):
+        with pytest.raises(NotFound, match=nothing):
+            ask(nothing)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", "AB" * 32, "ab" * 32 + "\n", "ab" * 31, "\u0661" * 64]
+)
+def test_what_is_no_digest_never_becomes_a_path(store: BlobStore, name: str) -> None:
+    with pytest.raises(NotFound, match="is not a SHA-256"):
+        store.path(name)
+
+
+# ---------------------------------------------------------------- refused bodies
+
+
+@pytest.mark.parametrize("length", [100, 3 * MIB])
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (lambda length: {"max_bytes": length - 1}, TooLarge),
+        (lambda length: {"announced_bytes": length + 1}, Truncated),
+        (lambda length: {"announced_bytes": length - 1}, DigestMismatch),
+        (lambda length: {"expected": sha(b"another")}, DigestMismatch),
+    ],
+)
+def test_a_wrong_body_is_refused_and_leaves_nothing(
+    store: BlobStore, length: int, options: Callable[[int], dict[str, Any]], problem: type[Exception]
+) -> None:
+    with pytest.raises(problem) as caught:
+        receive(store, b"x" * length, **options(length))
+    assert type(caught.value) is problem
+    assert files_in(store) == []
+
+
+def test_an_announcement_that_is_too_large_is_refused_unread(store: BlobStore) -> None:
+    async def unreadable() -> AsyncIterator[bytes]:
+        pytest.fail("the body was read")
+        yield b""
+
+    with pytest.raises(TooLarge, match="101 bytes or more, allowed are 100"):
+        asyncio.run(store.receive(unreadable(), max_bytes=100, announced_bytes=101))
+
+
+class Gone(Exception):
+    """As a web server raises it when the client has disconnected."""
+
+
+@pytest.mark.parametrize("length", [10, 3 * MIB])
+def test_a_disconnect_leaves_nothing(store: BlobStore, length: int) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        async for piece in pieces(b"x" * length):
+            yield piece
+        raise Gone
+
+    with pytest.raises(Gone):
+        asyncio.run(store.receive(broken(), max_bytes=64 * MIB))
+    assert files_in(store) == []
+
+
+@pytest.mark.parametrize("length", [10, 3 * MIB])
+def test_a_cancellation_leaves_nothing(store: BlobStore, length: int) -> None:
+    async def stalled(sent: asyncio.Event) -> AsyncIterator[bytes]:
+        async for piece in pieces(b"x" * length):
+            yield piece
+        sent.set()
+        await asyncio.Event().wait()
+
+    async def cancelled() -> None:
+        sent = asyncio.Event()
+        receiving = asyncio.create_task(store.receive(stalled(sent), max_bytes=64 * MIB))
+        await sent.wait()
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        assert files_in(store) == []
+
+    asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_cancellation_at_any_moment_leaves_nothing(store: BlobStore, turns: int) -> None:
+    async def cancelled() -> None:
+        body = pieces(b"x" * 3 * MIB, MIB)
+        receiving = asyncio.create_task(store.receive(body, max_bytes=64 * MIB))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        receiving.cancel()
+        with suppress(asyncio.CancelledError):
+            store.discard(await receiving)  # it was faster
+        assert files_in(store) == []
+
+    asyncio.run(cancelled())
+
+
+# ---------------------------------------------------------------- cheap
+
+
+def test_a_large_body_needs_little_memory(store: BlobStore) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        for _ in range(512):
+            yield bytes(64 * KIB)  # made anew, as a server does
+
+    async def measured() -> int:
+        tracemalloc.start()
+        incoming = await store.receive(large(), max_bytes=64 * MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert incoming.bytes == 32 * MIB
+        return peak
+
+    assert asyncio.run(measured()) < 6 * MIB
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Threads as always, and how often one was asked for."""
+
+    hops = 0
+
+    def submit(self, *arguments: Any, **named: Any) -> Future[Any]:
+        self.hops += 1
+        return super().submit(*arguments, **named)
+
+
+@pytest.mark.parametrize(("length", "hops"), [(0, 1), (100, 1), (MIB - 1, 1), (4 * MIB, 5)])
+def test_small_bodies_cost_one_thread_hop(store: BlobStore, length: int, hops: int) -> None:
+    async def counted() -> int:
+        executor = CountingExecutor()
+        asyncio.get_running_loop().set_default_executor(executor)
+        await store.receive(pieces(b"x" * length, KIB), max_bytes=64 * MIB)
+        return executor.hops
+
+    assert asyncio.run(counted()) == hops
+
+
+# ---------------------------------------------------------------- the disk
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageUnavailable, match=str(tmp_path / "file" / "blobs")) as caught:
+        BlobStore(tmp_path / "file" / "blobs")
+    assert "choose another folder" in caught.value.hint
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(store: BlobStore) -> None:
+    with file_size_limit(MIB), pytest.raises(StorageUnavailable, match=str(store.folder)):
+        receive(store, b"x" * 3 * MIB)
+    assert files_in(store) == []
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """The nearest to a full disk that needs no file system of its own: the kernel refuses longer files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(StorageUnavailable, match="No space left") as caught, storage_errors(tmp_path):
+        Path("/dev/full").write_bytes(b"x")
+    assert str(tmp_path) in caught.value.detail
+    assert "free space" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_the_right_to_write_is_explained(store: BlobStore) -> None:
+    (store.folder / "incoming").chmod(0o500)
+    with pytest.raises(StorageUnavailable, match="Permission denied") as caught:
+        store.check()
+    assert "right to write" in caught.value.hint
+
+
+def test_readiness_notices_a_folder_that_went_away(store: BlobStore) -> None:
+    store.check()
+    assert files_in(store) == []
+    (store.folder / "incoming").rmdir()
+    with pytest.raises(StorageUnavailable, match=str(store.folder)):
+        store.check()
+
+
+# ---------------------------------------------------------------- damage and leftovers
+
+
+@pytest.mark.parametrize("damage", [b"", b"mode", b"model+", b"mudel"])
+def test_damage_is_noticed_and_mended_by_sending_again(store: BlobStore, damage: bytes) -> None:
+    digest = put(store, b"model")
+    store.verify(digest)
+    store.path(digest).write_bytes(damage)
+    with pytest.raises(StorageUnavailable, match=f"{digest} in .* is damaged: its {len(damage)} bytes"):
+        store.verify(digest)
+    put(store, b"model")
+    store.verify(digest)
+
+
+def test_only_what_is_old_and_unreferenced_is_collected(store: BlobStore) -> None:
+    referenced, old, young = (put(store, data) for data in (b"referenced", b"old", b"young"))
+    for digest in (referenced, old):
+        age(store.path(digest))
+    assert store.collect({referenced}, LONG_AGO) == [old]
+    assert [store.exists(digest) for digest in (referenced, old, young)] == [True, False, True]
+    assert store.collect([referenced], LONG_AGO) == []
+
+
+def age(path: Path) -> None:
+    before = LONG_AGO.timestamp() - 1
+    os.utime(path, (before, before))
+
+
+def test_an_upload_again_protects_an_old_blob(store: BlobStore) -> None:
+    digest = put(store, b"model")
+    age(store.path(digest))
+    incoming = receive(store, b"model")
+    age(incoming.path)  # it waited long for its validation
+    store.keep(incoming)
+    assert store.collect([], LONG_AGO) == []
+
+
+def test_what_a_crash_left_is_collected(store: BlobStore) -> None:
+    old, young = receive(store, b"old"), receive(store, b"young")
+    age(old.path)
+    with store.workspace() as abandoned, store.workspace() as used:
+        (abandoned / "result").write_bytes(b"x")
+        (used / "result").write_bytes(b"x")
+        for path in (abandoned / "result", abandoned, used):
+            age(path)
+        assert store.collect([], LONG_AGO) == []
+        assert not old.path.exists()
+        assert not abandoned.exists()
+        assert young.path.exists()
+        assert (used / "result").exists()  # written to a moment ago
+
+
+def test_other_peoples_files_are_left_alone(store: BlobStore) -> None:
+    strange = [store.folder / "ab" / "README", store.folder / "note", store.folder / "ab" / ("AB" * 32)]
+    for path in strange:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    assert store.collect([], FAR_AHEAD) == []
+    assert all(path.exists() for path in strange)
+
+
+def test_keeping_and_collecting_at_once_never_loses_what_was_kept(store: BlobStore) -> None:
+    for _ in range(30):
+        age(store.path(put(store, b"model")))
+        incoming = receive(store, b"model")
+        together = threading.Barrier(2)
+
+        def keep(incoming: Incoming = incoming, together: threading.Barrier = together) -> None:
+            together.wait()
+            store.keep(incoming)
+
+        thread = threading.Thread(target=keep)
+        thread.start()
+        together.wait()
+        store.collect([], LONG_AGO)
+        thread.join()
+        assert store.exists(incoming.digest)
