@@ -37,7 +37,7 @@ class CIFAR10(ImageTask):
                 return _read_binary(archive, split)
             if "data_batch_1" in ends:
                 raise InvalidConfiguration(
-                    f"data: {archive.path} holds the Python version of CIFAR-10: pickle, which is never read.",
+                    f"data: {archive.path} holds the Python version of CIFAR-10: pickle, never read.",
                     hint="Use the binary version (cifar-10-binary.tar.gz) from the same place.",
                 )
             return read_folder(archive, split, self.classes, channels=3, size=(32, 32))
