@@ -21,7 +21,7 @@ from server.database.store import Store
 from server.headers import SecurityHeaders
 from server.intact import Intact
 from server.pages import STATIC, pages_router
-from server.rounds import Rounds
+from server.rounds import ACTOR, Rounds
 from server.security import Guard, KnownClient, admin_token, hash_token
 from server.settings import Settings
 from server.telemetry import Telemetry
@@ -70,7 +70,7 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         telemetry=telemetry,
         rounds=rounds,
         intact=intact,
-        touches=Touches(store, clock),
+        touches=Touches(store.engine, clock),
     )
 
 
@@ -141,4 +141,4 @@ def _report(task: asyncio.Task[None]) -> None:
 
 def _seed_join_tokens(here: Coordinator) -> None:
     for token in here.settings.join_tokens:
-        here.store.seed_join_token(hash_token(token), here.clock())
+        here.store.add_join_token(hash_token(token), None, None, here.clock(), ACTOR)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import logging.config
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Collection
@@ -21,7 +22,7 @@ from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 if TYPE_CHECKING:
     from server.wake import Hub
 
-__all__ = ["migrate", "serve"]
+__all__ = ["Server", "migrate", "options", "serve"]
 
 GRACE_SECONDS = 2
 KEEP_ALIVE_SECONDS = 75  # longer than a long poll, so that workers' connections live on
@@ -124,7 +125,7 @@ def _check_schema(settings: Settings, migrate: bool) -> None:
         engine.dispose()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Answers those who wait before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
@@ -141,19 +142,21 @@ def _run(settings: Settings, listener: socket.socket) -> int:
 
     _raise_file_limit()
     coordinator = make_coordinator(settings)
-    config = uvicorn.Config(create_app(coordinator), **_options(settings))
-    server = _Server(config, coordinator.hub)
+    config = uvicorn.Config(create_app(coordinator), **options(settings))
+    server = Server(config, coordinator.hub)
     scheme = "https" if settings.tls_certificate is not None else "http"
     host, port = listener.getsockname()[:2]
     log.info("coordinator on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if settings.admin_token is None:
         log.info("the admin token is in %s", settings.data_folder / "admin-token")
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again after its clean end
-        server.run([listener])
+    # After its clean end uvicorn raises the signal again, for whoever handled it before: that is this.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server.run([listener])
     return 0 if server.started else 2
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def options(settings: Settings) -> dict[str, Any]:
     return {
         "log_config": None,
         "access_log": settings.access_log,

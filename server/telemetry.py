@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -50,7 +49,9 @@ class Telemetry:
             ["run", "client"],
             registry=self.registry,
         )
-        self._stored: dict[str, Gauge] = {}
+        self.rows = Gauge(
+            "feddisco_stored", "Rows in the database", ["noun", "status"], registry=self.registry
+        )
 
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape."""
@@ -70,14 +71,12 @@ class Telemetry:
             if entry.discrepancy is not None:
                 self.discrepancy.labels(run, client).set(entry.discrepancy)
 
-    def stored(self, counts: Iterable[tuple[str, float]]) -> None:
-        """Numbers that the database knows (runs by status, clients ...)."""
-        for name, value in counts:
-            gauge = self._stored.get(name)
-            if gauge is None:
-                gauge = Gauge(f"feddisco_{name}", f"{name} in the database", registry=self.registry)
-                self._stored[name] = gauge
-            gauge.set(value if math.isfinite(value) else 0.0)
+    def stored(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """What the database knows, by noun and status; what is gone since the last scrape goes here too."""
+        self.rows.clear()
+        for noun, numbers in counts.items():
+            for status, number in numbers.items():
+                self.rows.labels(noun, status).set(number)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

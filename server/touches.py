@@ -7,7 +7,10 @@ import datetime as dt
 import logging
 from collections.abc import Callable
 
-from server.database.store import Store
+import sqlalchemy as sa
+
+from server.database.accounts import touch
+from server.database.session import writing
 from shared.problems import ServiceFault
 
 __all__ = ["Touches"]
@@ -19,8 +22,8 @@ log = logging.getLogger("feddisco")
 class Touches:
     """A poll costs a dictionary entry, not a write transaction with its wait for the disk."""
 
-    def __init__(self, store: Store, clock: Callable[[], dt.datetime]) -> None:
-        self._store = store
+    def __init__(self, engine: sa.Engine, clock: Callable[[], dt.datetime]) -> None:
+        self._engine = engine
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
 
@@ -30,7 +33,9 @@ class Touches:
     def flush(self) -> None:
         seen, self._seen = self._seen, {}
         if seen:
-            self._store.touch(seen)
+            with writing(self._engine) as connection:
+                for client, at in seen.items():
+                    touch(connection, client, at)
 
     async def run(self) -> None:
         """Until cancelled."""

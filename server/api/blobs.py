@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from server.api.documents import DigestInPath
 from server.api.ranges import wanted_range
 from server.api.updates import BODY, NO_LIMIT, announced_digest, received
+from server.blobs import Incoming
 from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
 from shared.digests import format_content_digest
 from shared.problems import DigestMismatch, Forbidden
@@ -103,7 +104,11 @@ async def upload(sha256: DigestInPath, request: Request, here: Here, _admin: Adm
     if digest != sha256:
         raise DigestMismatch(f"the address names {sha256}, the header Content-Digest {digest}")
     incoming = await received(here, request, digest, here.settings.max_update_bytes)
+    await here.threads.run(_keep, here, incoming)
+
+
+def _keep(here: Coordinator, incoming: Incoming) -> None:
     try:
-        await here.threads.run(here.blobs.keep, incoming)
+        here.blobs.keep(incoming)
     finally:
-        await here.threads.run(here.blobs.discard, incoming)
+        here.blobs.discard(incoming)

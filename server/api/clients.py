@@ -40,7 +40,7 @@ async def register(body: Registration, here: Here, request: Request) -> Credenti
         )
     token = new_token()
     client = await here.threads.run(
-        here.store.register, body.name, hash_token(token), body.version, here.clock(), join_hash
+        here.store.register, body.name, hash_token(token), body.version, here.clock(), join_hash=join_hash
     )
     here.hub.announce(None)
     return Credential(client=client, token=token, version=VERSION)
@@ -80,6 +80,6 @@ async def invitations(here: Here, _admin: Admin) -> list[JoinTokenView]:
 
 
 @router.delete("/join-tokens/{token}", status_code=204)
-async def uninvite(token: TokenId, here: Here, _admin: Admin) -> None:
+async def uninvite(token: TokenId, here: Here, admin: Admin) -> None:
     """Revoke a join token. Clients that joined with it stay."""
-    await here.threads.run(here.store.revoke_join_token, token, here.clock())
+    await here.threads.run(here.store.revoke_join_token, token, admin, here.clock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.api.documents import RunId
@@ -22,31 +22,40 @@ After = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="only event
 LastEventId = Annotated[str | None, Header(description="a browser's way to say `after` when it reconnects")]
 
 
-@router.get("/events", response_class=EventSourceResponse)
-async def all_events(
-    here: Here, after: After = None, last_event_id: LastEventId = None
-) -> AsyncIterable[ServerSentEvent]:
-    """Events of all runs, from the first one on or after a given one."""
-    async for event in _follow(here, None, _start(after, last_event_id)):
-        yield event
+# Refusals come from dependencies: an endpoint that yields has sent its 200 before its first line runs.
 
 
-@router.get("/runs/{run}/events", response_class=EventSourceResponse)
-async def run_events(
-    run: RunId, here: Here, after: After = None, last_event_id: LastEventId = None
-) -> AsyncIterable[ServerSentEvent]:
-    """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
-    async for event in _follow(here, run, _start(after, last_event_id)):
-        yield event
-
-
-def _start(after: int | None, last_event_id: str | None) -> int:
+async def _start(after: After = None, last_event_id: LastEventId = None) -> int:
     """A reconnecting browser repeats the old address: what it has seen since counts."""
     if not last_event_id:
         return after or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= LARGEST_ID):
         raise InvalidRequest(f"Last-Event-ID is {last_event_id[:40]!r}, not an event's id")
     return max(after or 0, int(last_event_id))
+
+
+async def _known_run(run: RunId, here: Here) -> str:
+    await here.threads.run(here.store.run_state, run)
+    return run
+
+
+Start = Annotated[int, Depends(_start)]
+
+
+@router.get("/events", response_class=EventSourceResponse)
+async def all_events(here: Here, start: Start) -> AsyncIterable[ServerSentEvent]:
+    """Events of all runs, from the first one on or after a given one, then each new one at once."""
+    async for event in _follow(here, None, start):
+        yield event
+
+
+@router.get("/runs/{run}/events", response_class=EventSourceResponse)
+async def run_events(
+    run: Annotated[str, Depends(_known_run)], here: Here, start: Start
+) -> AsyncIterable[ServerSentEvent]:
+    """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
+    async for event in _follow(here, run, start):
+        yield event
 
 
 async def _follow(here: Coordinator, run: str | None, last: int) -> AsyncIterable[ServerSentEvent]:

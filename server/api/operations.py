@@ -55,7 +55,7 @@ def _word(check: Callable[[], object]) -> str:
 @router.get("/metrics", dependencies=[Reader], response_class=Response)
 async def metrics(here: Here) -> Response:
     """Prometheus metrics of this process and counts from the database."""
-    here.telemetry.stored((await here.threads.run(here.store.counts)).items())
+    here.telemetry.stored(await here.threads.run(here.store.counts))
     return Response(here.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

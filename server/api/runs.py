@@ -33,7 +33,13 @@ async def create(body: RunRequest, here: Here, admin: Admin) -> RunView:
 
 def _store(here: Coordinator, body: RunRequest, made: Initial, actor: str) -> None:
     here.store.create_run(
-        body.config, made.classes, made.manifest, made.digest, made.bytes, actor=actor, now=here.clock()
+        body.config,
+        classes=made.classes,
+        manifest=made.manifest,
+        initial_model=made.digest,
+        initial_bytes=made.bytes,
+        actor=actor,
+        now=here.clock(),
     )
 
 

@@ -27,6 +27,7 @@ from shared.problems import (
     UpdateRefused,
 )
 from shared.schemas import Receipt, UpdateReport
+from shared.validation import validate
 
 router = APIRouter(tags=["updates"])
 
@@ -66,22 +67,10 @@ async def upload(
             return receipt
         expected = await here.expected(run)
         incoming = await received(here, request, digest, expected.max_bytes)
-        try:
-            await here.threads.run(_validate_and_keep, here, incoming, expected)
-        finally:
-            await here.threads.run(here.blobs.discard, incoming)
-        facts = UpdateFacts(
-            digest=digest,
-            bytes=incoming.bytes,
-            steps=report.steps,
-            examples=report.examples,
-            loss=report.loss,
-            seconds=report.seconds,
-        )
-        await here.commit(run, event, actor=client, facts=facts)
+        receipt = await here.threads.run(_accept, here, run, event, report, incoming, expected)
     here.telemetry.updates.inc()
     here.telemetry.received.inc(incoming.bytes)
-    return await here.threads.run(here.store.receipt, run, n, client)
+    return receipt
 
 
 @asynccontextmanager
@@ -147,13 +136,31 @@ async def received(here: Coordinator, request: Request, digest: str, limit: int)
         ) from None
 
 
-def _validate_and_keep(here: Coordinator, incoming: Incoming, expected: Expected) -> None:
-    """The file must be durable before the transaction that names it."""
-    from shared.validation import validate
-
-    validate(incoming.path, expected.layout)
-    here.blobs.keep(incoming)
+def _accept(
+    here: Coordinator,
+    run: str,
+    event: UpdateReceived,
+    report: UpdateReport,
+    incoming: Incoming,
+    expected: Expected,
+) -> Receipt:
+    """Validate, make durable, and only then commit the transaction that names the file."""
+    try:
+        validate(incoming.path, expected.layout)
+        here.blobs.keep(incoming)
+    finally:
+        here.blobs.discard(incoming)
     here.intact.remember(here.blobs.path(incoming.digest), incoming.digest)
+    facts = UpdateFacts(
+        digest=incoming.digest,
+        bytes=incoming.bytes,
+        steps=report.steps,
+        examples=report.examples,
+        loss=report.loss,
+        seconds=report.seconds,
+    )
+    here.rounds.commit(run, event, actor=event.client, facts=facts)
+    return here.store.receipt(run, event.round, event.client)
 
 
 @router.get("/runs/{run}/rounds/{n}/receipt")
