@@ -150,6 +150,7 @@ def upgrade() -> None:
         sa.Column("deadline_at", TIME, nullable=False),
         sa.Column("closed_at", TIME, nullable=True, comment="no more updates are taken"),
         sa.Column("completed_at", TIME, nullable=True),
+        sa.Column("trainers", JSON, nullable=False),
         sa.Column("start_model", SHA256, nullable=False),
         sa.Column("start_broadcast", SHA256, nullable=True),
         sa.Column("start_private", SHA256, nullable=True),

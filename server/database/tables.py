@@ -12,7 +12,10 @@ from sqlalchemy.dialects import postgresql
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = [
+    "UtcDateTime",
+    "Words",
     "blobs",
+    "clean_text",
     "clients",
     "enrolments",
     "evaluations",
@@ -52,6 +55,25 @@ class UtcDateTime(sa.types.TypeDecorator[dt.datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+
+
+class Words(sa.types.TypeDecorator[str]):
+    """Text from outside: PostgreSQL takes neither NUL characters nor lone surrogates."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else clean_text(value)
+
+
+def clean_text(value: str) -> str:
+    """The text without what a database refuses.
+
+    >>> clean_text("a\\x00b\\ud800")
+    'a\ufffdb?'
+    """
+    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _enum(kind: type[enum.Enum]) -> sa.Enum:
@@ -103,7 +125,7 @@ runs = sa.Table(
     _column("run", Slug, primary_key=True),
     _column("version", sa.BigInteger, comment="compare-and-swap: every transition adds one"),
     _column("status", _enum(RunStatus), index=True),
-    _column("reason", sa.Text, null=True),
+    _column("reason", Words, null=True),
     _column("config", Json),
     _column("classes", Json),
     _column("manifest", Json),
@@ -126,8 +148,8 @@ enrolments = sa.Table(
     _column("device", sa.String(100)),
     _column("discrepancy", sa.Double, null=True),
     _column("discrepancy_metric", sa.String(20), null=True),
-    _column("reason", sa.Text, null=True),
-    _column("last_error", sa.Text, null=True),
+    _column("reason", Words, null=True),
+    _column("last_error", Words, null=True),
     _column("enrolled_at", UtcDateTime),
     sa.UniqueConstraint("run", "index"),
 )
@@ -139,11 +161,13 @@ rounds = sa.Table(
     _column("round", sa.BigInteger, primary_key=True),
     _column("attempt", sa.BigInteger, primary_key=True),
     _column("status", _enum(RoundStatus), index=True),
-    _column("reason", sa.Text, null=True),
+    _column("reason", Words, null=True),
     _column("opened_at", UtcDateTime),
     _column("deadline_at", UtcDateTime),
     _column("closed_at", UtcDateTime, null=True, comment="no more updates are taken"),
     _column("completed_at", UtcDateTime, null=True),
+    # who counted at its opening, as (index, examples, discrepancy): a replay needs it when some have left
+    _column("trainers", Json),
     # what the clients of this attempt start from, and what it made; digests of blobs
     _column("start_model", Sha256),
     _column("start_broadcast", Sha256, null=True),
@@ -163,7 +187,7 @@ participants = sa.Table(
     _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True),
     _column("index", sa.BigInteger),
     _column("status", _enum(ParticipantStatus)),
-    _column("reason", sa.Text, null=True),
+    _column("reason", Words, null=True),
     _column("examples", sa.BigInteger),
     _column("relative_size", sa.Double),
     _column("taken_at", UtcDateTime, null=True),

@@ -1,0 +1,153 @@
+"""A run as the state machine sees it, read from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database.session import Reading
+from server.database.tables import enrolments, participants, rounds, runs
+from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run
+from shared.config import RunConfig
+from shared.problems import NotFound
+
+__all__ = ["Configs", "Snapshot", "load", "no_such_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """``run`` at ``version``, and what the store itself asks about before it asks the state machine."""
+
+    run: Run
+    version: int
+    initial_model: str
+    discrepancies: dict[str, tuple[str, float]]  # by client: metric, value
+    troubled: frozenset[str]  # clients with a last error
+    updates: dict[str, str]  # of the newest attempt, by client: digest
+
+
+class Configs:
+    """Configurations of runs, parsed once: they never change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, RunConfig] = {}
+
+    def of(self, connection: Reading, run: str) -> RunConfig:
+        if run not in self._known:
+            stored = connection.select(sa.select(runs.c.config).where(runs.c.run == run)).scalar()
+            if stored is None:
+                raise no_such_run(run)
+            self._known[run] = RunConfig.model_validate(stored)
+        return self._known[run]
+
+
+def no_such_run(run: str) -> NotFound:
+    return NotFound(f"there is no run {run!r}", hint="GET /api/v1/runs lists the runs there are.")
+
+
+# Statements are built once: building costs more than running them on SQLite.
+_RUN = sa.bindparam("of_run", type_=sa.String)
+_HEAD = sa.select(
+    runs.c.version, runs.c.status, runs.c.reason, runs.c.completed_rounds, runs.c.initial_model
+).where(runs.c.run == _RUN)
+# "no key": foreign keys that point at the row are checked by others meanwhile
+_LOCKED_HEAD = _HEAD.with_for_update(key_share=True)
+_ENROLMENTS = (
+    sa.select(
+        enrolments.c.client,
+        enrolments.c.role,
+        enrolments.c.status,
+        enrolments.c.examples,
+        enrolments.c.index,
+        enrolments.c.reason,
+        enrolments.c.discrepancy_metric,
+        enrolments.c.discrepancy,
+        enrolments.c.last_error.is_not(None).label("troubled"),
+    )
+    .where(enrolments.c.run == _RUN)
+    .order_by(enrolments.c.client)
+)
+_NEWEST = (
+    sa.select(rounds)
+    .where(rounds.c.run == _RUN)
+    .order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
+    .limit(1)
+    .subquery("newest")
+)
+_ROUND = (
+    sa.select(
+        _NEWEST.c.round,
+        _NEWEST.c.attempt,
+        _NEWEST.c.status.label("round_status"),
+        _NEWEST.c.deadline_at,
+        _NEWEST.c.reason.label("round_reason"),
+        participants.c.client,
+        participants.c.index.label("place"),  # `row.index` is a method of rows
+        participants.c.status,
+        participants.c.reason,
+        participants.c.update,
+    )
+    .join_from(
+        _NEWEST,
+        participants,
+        sa.and_(
+            participants.c.run == _NEWEST.c.run,
+            participants.c.round == _NEWEST.c.round,
+            participants.c.attempt == _NEWEST.c.attempt,
+        ),
+    )
+    .order_by(participants.c.index)
+)
+
+
+def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False) -> Snapshot:
+    """The run now; ``lock`` keeps other coordinators from moving it until the transaction ends."""
+    named = {"of_run": run}
+    head = connection.select(_LOCKED_HEAD if lock else _HEAD, named).one_or_none()
+    if head is None:
+        raise no_such_run(run)
+    enrolled = connection.select(_ENROLMENTS, named).all()
+    newest = connection.select(_ROUND, named).all()
+    return Snapshot(
+        run=Run(
+            id=run,
+            status=head.status,
+            policy=Policy.of(configs.of(connection, run)),
+            enrolments=tuple(_enrolment(row) for row in enrolled),
+            completed_rounds=head.completed_rounds,
+            round=_round(newest) if newest else None,
+            reason=head.reason,
+        ),
+        version=head.version,
+        initial_model=head.initial_model,
+        discrepancies={
+            row.client: (row.discrepancy_metric, row.discrepancy)
+            for row in enrolled
+            if row.discrepancy is not None
+        },
+        troubled=frozenset(row.client for row in enrolled if row.troubled),
+        updates={row.client: row.update for row in newest if row.update is not None},
+    )
+
+
+def _enrolment(row: sa.Row[*tuple[Any, ...]]) -> Enrolment:
+    client, role, status, examples, index, reason = row[:6]
+    return Enrolment(client=client, role=role, status=status, examples=examples, index=index, reason=reason)
+
+
+def _round(rows: Sequence[Any]) -> Round:
+    first = rows[0]
+    return Round(
+        number=first.round,
+        attempt=first.attempt,
+        status=first.round_status,
+        deadline_at=first.deadline_at,
+        participants=tuple(
+            Participant(client=row.client, index=row.place, status=row.status, reason=row.reason)
+            for row in rows
+        ),
+        reason=first.round_reason,
+    )

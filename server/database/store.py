@@ -1,0 +1,289 @@
+"""The store: one method, one transaction. Synchronous; the coordinator calls it on threads.
+
+Who writes says who acts (``actor``: admin, a client's id, or coordinator) and when (``now``, aware).
+Every method raises :class:`shared.problems.StorageUnavailable` if the database does not answer.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database import accounts, entries, journal, queries, transitions, upkeep, work
+from server.database.changes import Outrun
+from server.database.facts import AggregationInput, Facts, JoinTokenRow, OpenAggregation
+from server.database.session import describe, reading, writing
+from server.database.snapshots import Configs
+from server.lifecycle.events import ClientLeft, Event
+from server.lifecycle.machine import Decision
+from server.lifecycle.state import Run
+from shared.config import RunConfig
+from shared.problems import StorageUnavailable
+from shared.schemas import (
+    Assignment,
+    ClientView,
+    EvaluationView,
+    EventView,
+    Metrics,
+    Progress,
+    Receipt,
+    RoundView,
+    RunSummary,
+    RunView,
+    TensorSpec,
+)
+
+__all__ = ["Store"]
+
+TRIES = 10
+
+
+class Store:
+    """All that survives the coordinator, over one engine; safe to use from many threads and processes."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self._configs = Configs()
+
+    # ---------------------------------------------------------------- transitions
+
+    def apply(
+        self, run: str, event: Event, *, actor: str, now: dt.datetime, facts: Facts | None = None
+    ) -> Decision:
+        """What the event makes of the run, committed; the caller then carries out the effects.
+
+        A repetition that brings nothing new (the same update, discrepancy or enrolment) gives a decision
+        without effects. Raises :class:`NotFound` for no such run, and a :class:`Conflict` or
+        :class:`InvalidRequest` for what is not possible; nothing is written then.
+        """
+        for _ in range(TRIES):
+            try:
+                with writing(self.engine) as connection:
+                    return transitions.step(
+                        connection, run, event, facts, self._configs, actor=actor, now=now
+                    )
+            except Outrun:
+                continue
+        raise StorageUnavailable(
+            f"run {run!r} was moved by others {TRIES} times in a row in {describe(self.engine)}",
+            hint="Try again.",
+        )
+
+    def create_run(
+        self,
+        config: RunConfig,
+        *,
+        classes: Sequence[str],
+        manifest: Sequence[TensorSpec],
+        initial_model: str,
+        initial_bytes: int,
+        actor: str,
+        now: dt.datetime,
+    ) -> None:
+        """An enrolling run named ``config.name``, whose initial model is stored already; NameTaken."""
+        with writing(self.engine) as connection:
+            entries.create_run(
+                connection,
+                config,
+                classes=classes,
+                manifest=manifest,
+                initial_model=initial_model,
+                initial_bytes=initial_bytes,
+                actor=actor,
+                now=now,
+            )
+
+    def record(
+        self,
+        kind: str,
+        *,
+        run: str | None = None,
+        round: int | None = None,
+        client: str | None = None,
+        actor: str,
+        detail: Mapping[str, Any] | None = None,
+        now: dt.datetime,
+    ) -> None:
+        """An event outside the transitions, such as a refused upload; text in it is made storable."""
+        with writing(self.engine) as connection:
+            entries.record(
+                connection,
+                kind,
+                run=run,
+                round=round,
+                client=client,
+                detail=detail or {},
+                actor=actor,
+                now=now,
+            )
+
+    def add_evaluation(
+        self, run: str, round: int, client: str, metrics: Metrics, actor: str, now: dt.datetime
+    ) -> bool:
+        """Whether it is new; NotFound, Forbidden, or Conflict for other values or a round without model."""
+        with writing(self.engine) as connection:
+            return entries.add_evaluation(connection, run, round, client, metrics, actor=actor, now=now)
+
+    def progress(self, run: str, round: int, client: str, progress: Progress, now: dt.datetime) -> bool:
+        """Notes a heartbeat; whether the client's update is still wanted."""
+        with writing(self.engine) as connection:
+            return entries.heartbeat(connection, run, round, client, progress, now)
+
+    # ---------------------------------------------------------------- clients and tokens
+
+    def register(
+        self,
+        name: str | None,
+        token_hash: str,
+        version: str,
+        now: dt.datetime,
+        *,
+        join_hash: str | None = None,
+        actor: str | None = None,
+    ) -> str:
+        """The new client's id, and one use of the join token counted; NameTaken, WrongToken."""
+        with writing(self.engine) as connection:
+            if join_hash is not None:
+                accounts.use_join_token(connection, join_hash, now)
+            return accounts.register(connection, name, token_hash, version, actor=actor, now=now)
+
+    def client_by_token_hash(self, token_hash: str) -> ClientView | None:
+        """Revoked clients too: their token is refused with another reason than an unknown one."""
+        with reading(self.engine) as connection:
+            return accounts.by_token_hash(connection, token_hash)
+
+    def clients(self) -> list[ClientView]:
+        """All, by name."""
+        with reading(self.engine) as connection:
+            return accounts.all_clients(connection)
+
+    def touch(self, client: str, now: dt.datetime) -> None:
+        """Notes that the client was here."""
+        with writing(self.engine) as connection:
+            accounts.touch(connection, client, now)
+
+    def revoke(self, client: str, actor: str, now: dt.datetime) -> list[tuple[str, Decision]]:
+        """Its token is refused from now on, and it leaves every open run; by run, what that decided."""
+        event = ClientLeft(client, "its token was revoked")
+        with writing(self.engine) as connection:
+            if not accounts.revoke(connection, client, actor, now):
+                return []
+            return [
+                (run, transitions.step(connection, run, event, None, self._configs, actor=actor, now=now))
+                for run in accounts.open_runs_of(connection, client)
+            ]
+
+    def add_join_token(
+        self,
+        token_hash: str,
+        uses: int | None,
+        expires_at: dt.datetime | None,
+        now: dt.datetime,
+        actor: str = "admin",
+    ) -> int:
+        """Its id; a token that is known already is left as it is (also if revoked)."""
+        with writing(self.engine) as connection:
+            return accounts.add_join_token(connection, token_hash, uses, expires_at, actor=actor, now=now)
+
+    def join_tokens(self) -> list[JoinTokenRow]:
+        """All, oldest first."""
+        with reading(self.engine) as connection:
+            return accounts.all_join_tokens(connection)
+
+    def revoke_join_token(self, token: int, actor: str, now: dt.datetime) -> None:
+        """NotFound if there is none of this id."""
+        with writing(self.engine) as connection:
+            accounts.revoke_join_token(connection, token, actor, now)
+
+    # ---------------------------------------------------------------- what a client is asked
+
+    def work_for(self, client: str, now: dt.datetime) -> tuple[Assignment | None, str]:
+        """The next assignment, or None and a sentence: what the client waits for."""
+        with reading(self.engine) as connection:
+            return work.work_for(connection, client, now, self._configs)
+
+    def away_in(self, client: str) -> list[str]:
+        """Open runs in which the client counts as away: apply ClientSeen to them when it polls."""
+        with reading(self.engine) as connection:
+            return work.away_in(connection, client)
+
+    def blob_readable(self, client: str, digest: str) -> bool:
+        """Whether the client may download it: models and broadcasts of runs in which it is enrolled."""
+        with reading(self.engine) as connection:
+            return upkeep.blob_readable(connection, client, digest)
+
+    def receipt(self, run: str, round: int, client: str) -> Receipt:
+        """Of the client's newest update to the round; NotFound if there is none."""
+        with reading(self.engine) as connection:
+            return queries.receipt(connection, run, round, client)
+
+    # ---------------------------------------------------------------- what is shown
+
+    def run_state(self, run: str) -> Run:
+        """As the state machine sees it; NotFound."""
+        with reading(self.engine) as connection:
+            return queries.run_state(connection, run, self._configs)
+
+    def run_view(self, run: str, now: dt.datetime) -> RunView:
+        with reading(self.engine) as connection:
+            return queries.run_view(connection, run, now, self._configs)
+
+    def runs(self) -> list[RunSummary]:
+        """Newest first."""
+        with reading(self.engine) as connection:
+            return queries.all_runs(connection)
+
+    def rounds(self, run: str, since: int = 0) -> list[RoundView]:
+        """Oldest first, every attempt, from round ``since`` on; NotFound for no such run."""
+        with reading(self.engine) as connection:
+            return queries.all_rounds(connection, run, since)
+
+    def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
+        """The newest attempt unless one is named; NotFound."""
+        with reading(self.engine) as connection:
+            return queries.one_round(connection, run, round, attempt)
+
+    def evaluations(self, run: str) -> list[EvaluationView]:
+        """By round (0: the initial model), then by client."""
+        with reading(self.engine) as connection:
+            return queries.all_evaluations(connection, run)
+
+    def events(self, after_id: int = 0, run: str | None = None, limit: int = 1000) -> list[EventView]:
+        """Events after that one, oldest first."""
+        with reading(self.engine) as connection:
+            return journal.events_after(connection, after_id, run, limit)
+
+    def latest_event_id(self, run: str | None = None) -> int:
+        """0 if there is none."""
+        with reading(self.engine) as connection:
+            return journal.latest_event_id(connection, run)
+
+    # ---------------------------------------------------------------- the coordinator's own work
+
+    def overdue(self, now: dt.datetime) -> list[str]:
+        """Runs whose collecting round is past its deadline: apply TimePassed."""
+        with reading(self.engine) as connection:
+            return upkeep.overdue(connection, now)
+
+    def aggregating(self) -> list[OpenAggregation]:
+        """Rounds being aggregated, oldest first, with since when."""
+        with reading(self.engine) as connection:
+            return upkeep.aggregating(connection)
+
+    def aggregation_input(self, run: str, round: int, attempt: int) -> AggregationInput:
+        """All that decides the round's result; NotFound. For replays of completed rounds too."""
+        with reading(self.engine) as connection:
+            return upkeep.aggregation_input(connection, run, round, attempt, self._configs)
+
+    def referenced_blobs(self) -> set[str]:
+        """Every blob that a row names."""
+        with reading(self.engine) as connection:
+            return upkeep.referenced_blobs(connection)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Figures for the metrics, by noun and status."""
+        with reading(self.engine) as connection:
+            return upkeep.counts(connection)

@@ -1,0 +1,102 @@
+"""One step of a run: read, decide, write what changed, all in the transaction of the caller."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database import snapshots
+from server.database.changes import Change, write
+from server.database.facts import DiscrepancyFacts, Facts, UpdateFacts
+from server.database.session import Writing
+from server.database.snapshots import Configs, Snapshot
+from server.database.tables import participants
+from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
+from server.lifecycle.machine import Decision, decide
+from shared.config import DiscoWeighting, RunConfig
+from shared.problems import DiscrepancyAlreadySubmitted, InvalidRequest
+from shared.schemas import EnrolmentStatus, ParticipantStatus
+
+__all__ = ["step"]
+
+
+def step(
+    connection: Writing,
+    run: str,
+    event: Event,
+    facts: Facts | None,
+    configs: Configs,
+    *,
+    actor: str,
+    now: dt.datetime,
+) -> Decision:
+    """Raises what ``decide`` raises, and :class:`changes.Outrun` if others moved the run meanwhile."""
+    before = snapshots.load(connection, run, configs, lock=True)
+    if _known_already(connection, before, event, facts, configs.of(connection, run)):
+        return Decision(before.run, ())
+    decision = decide(before.run, event, now)
+    if decision.run != before.run or decision.effects:
+        write(connection, Change(before, decision, event, facts, actor, now))
+    return decision
+
+
+def _known_already(
+    connection: Writing, before: Snapshot, event: Event, facts: Facts | None, config: RunConfig
+) -> bool:
+    """Whether a repetition brings nothing new; raises if it brings something else."""
+    if isinstance(event, UpdateReceived) and isinstance(facts, UpdateFacts):
+        return _same_update(connection, before, event, facts)
+    if isinstance(event, DiscrepancyReceived) and isinstance(facts, DiscrepancyFacts):
+        return _same_discrepancy(before, event, facts, config)
+    return False
+
+
+_STORED = sa.select(participants.c.update, participants.c.status).where(
+    participants.c.run == sa.bindparam("of_run", type_=sa.String),
+    participants.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
+    participants.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
+    participants.c.client == sa.bindparam("of_client", type_=sa.String),
+)
+_TAKEN = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
+
+
+def _same_update(connection: Writing, before: Snapshot, event: UpdateReceived, facts: UpdateFacts) -> bool:
+    current = before.run.round
+    if current is not None and (current.number, current.attempt) == (event.round, event.attempt):
+        participant = current.participant(event.client)
+        taken = participant is not None and participant.status in _TAKEN
+        return taken and before.updates.get(event.client) == facts.digest
+    named: dict[str, Any] = {
+        "of_run": before.run.id,
+        "of_round": event.round,
+        "of_attempt": event.attempt,
+        "of_client": event.client,
+    }
+    row = connection.select(_STORED, named).one_or_none()
+    return row is not None and row.status in _TAKEN and row.update == facts.digest
+
+
+def _same_discrepancy(
+    before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts, config: RunConfig
+) -> bool:
+    weighting = config.weighting
+    if isinstance(weighting, DiscoWeighting) and facts.metric != weighting.metric:
+        raise InvalidRequest(
+            f"the discrepancy is measured by {facts.metric!r}, run {before.run.id!r} asks for"
+            f" {weighting.metric!r}",
+            hint="Compute it with the metric of the assignment.",
+        )
+    stored = before.discrepancies.get(event.client)
+    if stored is None:
+        return False
+    if stored != (facts.metric, facts.value):
+        raise DiscrepancyAlreadySubmitted(
+            f"{event.client!r} submitted {stored[1]!r} ({stored[0]}) to run {before.run.id!r} already;"
+            f" {facts.value!r} ({facts.metric}) is another value",
+            hint="The first value stands for the whole run.",
+        )
+    enrolment = before.run.enrolment(event.client)
+    # who left and came back with the same data is asked again, and answers the same
+    return enrolment is not None and enrolment.status is not EnrolmentStatus.AWAITING_DISCREPANCY

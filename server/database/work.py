@@ -1,0 +1,211 @@
+"""What the coordinator asks of one client now. Asked at every poll, so the common answers come first."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database import snapshots
+from server.database.accounts import GONE, OPEN
+from server.database.queries import newest_model
+from server.database.session import Reading
+from server.database.snapshots import Configs
+from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
+from server.lifecycle.machine import waiting_for
+from shared.config import DiscoWeighting
+from shared.schemas import (
+    Assignment,
+    Enrol,
+    EnrolmentStatus,
+    Evaluate,
+    Finished,
+    ParticipantStatus,
+    Role,
+    RoundStatus,
+    RunStatus,
+    SubmitDiscrepancy,
+    Train,
+)
+
+__all__ = ["away_in", "work_for"]
+
+_CLIENT = sa.bindparam("of_client", type_=sa.String)
+_RUN = sa.bindparam("of_run", type_=sa.String)
+_aggregated = participants.alias("aggregated")
+_LAST_AGGREGATED = (
+    sa.select(sa.func.coalesce(sa.func.max(_aggregated.c.round), 0))
+    .where(
+        _aggregated.c.run == participants.c.run,
+        _aggregated.c.client == participants.c.client,
+        _aggregated.c.status == ParticipantStatus.AGGREGATED,
+    )
+    .scalar_subquery()
+)
+_TRAIN = (
+    sa.select(
+        participants.c.run,
+        participants.c.round,
+        participants.c.attempt,
+        participants.c.index,
+        participants.c.relative_size,
+        rounds.c.start_model.label("model"),
+        rounds.c.start_broadcast.label("broadcast"),
+        rounds.c.deadline_at,
+        _LAST_AGGREGATED.label("last_aggregated_round"),
+    )
+    .join(
+        rounds,
+        sa.and_(
+            rounds.c.run == participants.c.run,
+            rounds.c.round == participants.c.round,
+            rounds.c.attempt == participants.c.attempt,
+        ),
+    )
+    .where(
+        participants.c.client == _CLIENT,
+        participants.c.status.in_([ParticipantStatus.INVITED, ParticipantStatus.TRAINING]),
+        rounds.c.status == RoundStatus.COLLECTING,
+    )
+    .order_by(rounds.c.opened_at, participants.c.run)
+    .limit(1)
+)
+_ENROLMENTS = (
+    sa.select(
+        enrolments.c.run,
+        enrolments.c.role,
+        enrolments.c.status,
+        runs.c.status.label("run_status"),
+        runs.c.reason,
+        runs.c.initial_model,
+    )
+    .join(runs, runs.c.run == enrolments.c.run)
+    .where(enrolments.c.client == _CLIENT, enrolments.c.status.not_in(GONE))
+    .order_by(runs.c.created_at, runs.c.run)
+)
+_enrolled = (
+    sa.select(enrolments.c.run).where(enrolments.c.run == runs.c.run, enrolments.c.client == _CLIENT).exists()
+)
+_revoked = sa.select(clients.c.client).where(clients.c.client == _CLIENT, clients.c.revoked_at.is_not(None))
+_OPEN_TO = (
+    sa.select(runs.c.run)
+    .where(runs.c.status.in_(OPEN), ~_enrolled, ~_revoked.exists())
+    .order_by(runs.c.created_at, runs.c.run)
+    .limit(1)
+)
+
+
+def work_for(
+    connection: Reading, client: str, now: dt.datetime, configs: Configs
+) -> tuple[Assignment | None, str]:
+    """The client's next assignment over all runs, or None and a sentence that says what it waits for.
+
+    In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
+    ended. Within each, the oldest run first.
+    """
+    named = {"of_client": client}
+    if (row := connection.select(_TRAIN, named).one_or_none()) is not None:
+        return Train(**row._mapping), ""
+    enrolled = connection.select(_ENROLMENTS, named).all()
+    found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
+    if found is not None:
+        return found, ""
+    if (run := connection.select(_OPEN_TO, named).scalar()) is not None:
+        return Enrol(run=run), ""
+    if (end := _finished(connection, enrolled)) is not None:
+        return end, ""
+    return None, _waiting(connection, enrolled, now, configs)
+
+
+def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
+    for row in enrolled:
+        if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.terminal:
+            weighting = configs.of(connection, row.run).weighting
+            if isinstance(weighting, DiscoWeighting):
+                return SubmitDiscrepancy(run=row.run, metric=weighting.metric, target=weighting.target)
+    return None
+
+
+def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Evaluate | None:
+    for row in enrolled:
+        wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.terminal
+        if row.role is Role.EVALUATOR and wanted:
+            config = configs.of(connection, row.run)
+            if config.evaluate_every == 0:
+                continue
+            if not _has_scored(connection, row.run, client, 0):
+                return Evaluate(run=row.run, round=0, model=row.initial_model)
+            named = {
+                "of_run": row.run,
+                "of_client": client,
+                "every": config.evaluate_every,
+                "last": config.rounds,
+            }
+            pending = connection.select(_UNSCORED, named).one_or_none()
+            if pending is not None:
+                return Evaluate(run=row.run, round=pending.round, model=pending.scored_model)
+    return None
+
+
+_SCORED = sa.select(evaluations.c.round).where(
+    evaluations.c.run == _RUN,
+    evaluations.c.client == _CLIENT,
+    evaluations.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
+)
+_UNSCORED = (
+    sa.select(rounds.c.round, rounds.c.scored_model)
+    .where(
+        rounds.c.run == _RUN,
+        rounds.c.status == RoundStatus.COMPLETED,
+        sa.or_(
+            rounds.c.round % sa.bindparam("every", type_=sa.BigInteger) == 0,
+            rounds.c.round == sa.bindparam("last", type_=sa.BigInteger),
+        ),
+        ~sa.select(evaluations.c.round)
+        .where(
+            evaluations.c.run == rounds.c.run,
+            evaluations.c.round == rounds.c.round,
+            evaluations.c.client == _CLIENT,
+        )
+        .exists(),
+    )
+    .order_by(rounds.c.round)
+    .limit(1)
+)
+
+
+def _has_scored(connection: Reading, run: str, client: str, number: int) -> bool:
+    named = {"of_run": run, "of_client": client, "of_round": number}
+    return connection.select(_SCORED, named).scalar() is not None
+
+
+def _finished(connection: Reading, enrolled: Any) -> Finished | None:
+    for row in enrolled:
+        if row.run_status.terminal:
+            model = newest_model(connection, row.run) or row.initial_model
+            return Finished(run=row.run, status=row.run_status, reason=row.reason, model=model)
+    return None
+
+
+def _waiting(connection: Reading, enrolled: Any, now: dt.datetime, configs: Configs) -> str:
+    """One sentence a run, each beginning with the run's name."""
+    sentences = [
+        f"{row.run}: {waiting_for(snapshots.load(connection, row.run, configs).run, now)}" for row in enrolled
+    ]
+    return "; ".join(sentences) or "no run on this coordinator is open to this client"
+
+
+def away_in(connection: Reading, client: str) -> list[str]:
+    """Open runs in which the client counts as away: that it asks for work again is news there."""
+    statement = (
+        sa.select(enrolments.c.run)
+        .join(runs, runs.c.run == enrolments.c.run)
+        .where(
+            enrolments.c.client == client,
+            enrolments.c.status == EnrolmentStatus.AWAY,
+            runs.c.status.in_(OPEN),
+        )
+        .order_by(enrolments.c.run)
+    )
+    return list(connection.select(statement).scalars())
