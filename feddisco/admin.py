@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from shared.config import RunConfig
-from shared.digests import content_digest
+from shared.digests import format_content_digest
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
     ClientView,
@@ -71,7 +71,7 @@ class Admin(Coordinator):
         headers = {
             "Content-Type": "application/vnd.safetensors",
             "Content-Length": str(path.stat().st_size),
-            "Content-Digest": content_digest(digest),
+            "Content-Digest": format_content_digest(digest),
         }
         with path.open("rb") as file:
             self._call(

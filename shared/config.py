@@ -164,7 +164,9 @@ class RunConfig(Frozen):
     weighting: Weighting = Field(default_factory=DiscoWeighting)
     local: LocalTraining = Field(default_factory=lambda: LocalTraining(epochs=1))
     partition: Partition | None = Field(None, description="demos and experiments only")
-    min_clients: int = Field(2, ge=1, description="the run starts by itself when so many trainers are ready")
+    min_clients: int = Field(
+        2, ge=1, description="the run starts by itself when so many trainers are ready; partition: all of its clients"
+    )
     autostart: bool = True
     clients_per_round: int | None = Field(None, ge=1, description="None: every ready client")
     quorum: int = Field(1, ge=1, description="updates without which a round is abandoned at its deadline")
@@ -172,6 +174,14 @@ class RunConfig(Frozen):
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
     evaluate_every: int = Field(1, ge=0, description="0: never")
     buffers: Literal["average", "keep-local"] = "average"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _everybody_of_a_partition(cls, value: Any) -> Any:
+        """A run on a dealt data set starts with all of its clients, unless it says otherwise."""
+        if isinstance(value, dict) and value.get("partition") is not None and "min_clients" not in value:
+            return {**value, "min_clients": Partition.model_validate(value["partition"]).clients}
+        return value
 
     @field_validator("classes")
     @classmethod

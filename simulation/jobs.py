@@ -1,0 +1,146 @@
+"""What an engine maps over: one client's training in one round, a value that can travel."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shared import wire
+from shared.algorithms import load_algorithm
+from shared.config import RunConfig
+from shared.partition import partition
+from shared.problems import InvalidConfiguration
+from shared.schemas import TensorKind, TensorSpec
+from shared.tasks import task_of
+from shared.tensors import manifest_of
+from shared.training import LOCAL_BUFFERS, train
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shared.algorithms.base import Algorithm, Groups
+    from shared.data import Examples
+    from shared.tasks.base import Task
+
+__all__ = ["Done", "Job", "Workshop"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part in one round. ``kept`` is its state so far, ``kept_after`` where the new one goes."""
+
+    round: int
+    index: int
+    relative_size: float
+    model: Path
+    broadcast: Path | None
+    kept: Path | None
+    update: Path
+    kept_after: Path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job."""
+
+    index: int
+    steps: int
+    examples: int
+    loss: float | None
+    seconds: float
+
+
+class Workshop:
+    """Task, data, algorithm and one model to work on: built once in each process, used for every job."""
+
+    def __init__(self, config: RunConfig, source: Path | None) -> None:
+        if config.partition is None:
+            raise InvalidConfiguration(
+                "partition: a simulation has to be told how the data are dealt.",
+                hint="Add a line like `partition: niid2:5+1` to the configuration.",
+            )
+        self.config = config
+        self.task: Task = task_of(config)
+        self.algorithm: Algorithm[Any] = load_algorithm(config.algorithm)
+        self.model: nn.Module = self.task.build_model(config.model, config.seed)
+        self.manifest: tuple[TensorSpec, ...] = manifest_of(self.model)
+        self.device = torch.device("cpu")
+        self._source = source
+        self._whole = self.task.load("train", source, config.seed)
+        self._targets = self.task.categories(self._whole.targets).numpy()
+        self._parts = partition(config.partition, self._targets, len(self.task.classes), config.seed)
+        self._examples: dict[int, Examples] = {}
+
+    @property
+    def clients(self) -> int:
+        return len(self._parts)
+
+    def examples(self, index: int) -> Examples:
+        """The client's own examples."""
+        if index not in self._examples:
+            self._examples[index] = self._whole.subset(self._parts[index])
+        return self._examples[index]
+
+    def counts(self, index: int) -> list[float]:
+        """The client's examples of each class."""
+        classes = torch.as_tensor(self._targets[self._parts[index]])
+        return torch.bincount(classes, minlength=len(self.task.classes)).double().tolist()
+
+    def test_examples(self) -> Examples:
+        return self.task.load("test", self._source, self.config.seed)
+
+    def work(self, job: Job) -> Done:
+        """Train, write the update and what the client keeps."""
+        names = [spec.name for spec in self.manifest]
+        with wire.opened(job.model) as file:
+            start = {name: file.tensor(wire.MODEL, name).clone() for name in names}
+        result = train(
+            task=self.task,
+            model=self.model,
+            algorithm=self.algorithm,
+            examples=self.examples(job.index),
+            local=self.config.local,
+            start=start,
+            received=self._groups(job.broadcast, self.algorithm.downloads),
+            kept=self._groups(job.kept, self.algorithm.keeps) | self._buffers(job.kept),
+            first_time=job.kept is None,
+            relative_size=job.relative_size,
+            seed=self.config.seed,
+            round=job.round,
+            index=job.index,
+            device=self.device,
+            clock=time.perf_counter,
+            buffers=self.config.buffers,
+        )
+        wire.write(job.update, result.tensors)
+        if any(result.kept.values()):
+            wire.write(job.kept_after, result.kept)
+        return Done(job.index, result.steps, result.examples, result.loss, result.seconds)
+
+    def _groups(self, path: Path | None, groups: tuple[str, ...]) -> Groups:
+        if path is None or not groups:
+            return {}
+        names = [spec.name for spec in self.manifest if spec.kind is TensorKind.PARAMETER]
+        return {group: wire.read_group(path, group, names) for group in groups}
+
+    def _buffers(self, path: Path | None) -> Groups:
+        if path is None or self.config.buffers == "average":
+            return {}
+        names = [spec.name for spec in self.manifest if spec.kind is TensorKind.BUFFER]
+        return {LOCAL_BUFFERS: wire.read_group(path, LOCAL_BUFFERS, names)} if names else {}
+
+
+@lru_cache(maxsize=2)
+def workshop(config_json: str, source: Path | None) -> Workshop:
+    """This process's workshop for a configuration."""
+    return Workshop(RunConfig.model_validate_json(config_json), source)
+
+
+def work_in_process(config_json: str, source: Path | None, job: Job) -> Done:
+    """What a pool's process runs."""
+    return workshop(config_json, source).work(job)

@@ -1,0 +1,185 @@
+"""``feddisco simulate``: a run on this machine, its curve as JSON lines, resumable after a crash.
+
+The first line of a result file is the run (configuration, versions, machine), each further line a
+round; the last one, ``end``, has the final model's digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from shared import wire
+from shared.config import RunConfig
+from shared.data import Examples
+from shared.evaluation import evaluate
+from shared.problems import InvalidConfiguration
+from shared.schemas import Metrics
+from shared.tensors import load_into
+from simulation.engines import Engine, InProcess, Processes
+from simulation.federation import Federation, RoundOutcome
+from simulation.jobs import Workshop
+
+__all__ = ["Results", "simulate"]
+
+PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A result file: appended line by line, each written whole."""
+
+    path: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What is there; a last line that a crash cut short does not count."""
+        if not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def rewrite(self, lines: list[dict[str, Any]]) -> None:
+        """Keep only these lines (a crash left more, or less, than the checkpoint)."""
+        draft = self.path.with_name(self.path.name + ".tmp")
+        draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        draft.replace(self.path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def simulate(
+    config: RunConfig,
+    *,
+    source: Path | None,
+    out: Path,
+    processes: int = 1,
+    say: Callable[[str], None] = print,
+) -> str:
+    """Run ``config``, writing to ``out``; goes on where an interrupted call left. Returns the final digest.
+
+    ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
+
+    Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
+    """
+    results = Results(out)
+    lines = results.lines()
+    _check_same(config, lines, out)
+    if lines and lines[-1]["kind"] == "end":
+        say(f"{out}: done already, final model sha256 {lines[-1]['model']}")
+        return str(lines[-1]["model"])
+    folder = _checkpoint(out)
+    workshop = Workshop(config, source)
+    federation = Federation(config, workshop, folder)
+    if lines:
+        results.rewrite([line for line in lines if line.get("round", 0) <= federation.files.completed])
+    else:
+        results.append(_header(config))
+    with _engine(config, workshop, source, processes) as engine:
+        digest = _rounds(federation, workshop, engine, results, say)
+    results.append({"kind": "end", "model": digest})
+    shutil.rmtree(folder)
+    return digest
+
+
+def _rounds(
+    federation: Federation, workshop: Workshop, engine: Engine, results: Results, say: Callable[[str], None]
+) -> str:
+    config = federation.config
+    test = workshop.test_examples() if config.evaluate_every else None
+    began = time.perf_counter()
+    digest = ""
+    for outcome in federation.rounds(engine):
+        metrics = (
+            _scored(workshop, test, outcome) if test is not None and _due(config, outcome.round) else None
+        )
+        results.append(_round_line(outcome, metrics, time.perf_counter() - began))
+        digest, began = outcome.digest, time.perf_counter()
+        accuracy = (
+            ""
+            if metrics is None or metrics.accuracy is None
+            else f"  accuracy {100 * metrics.accuracy:6.2f} %"
+        )
+        say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{accuracy}")
+    return digest
+
+
+def _due(config: RunConfig, number: int) -> bool:
+    return number % config.evaluate_every == 0 or number == config.rounds
+
+
+def _scored(workshop: Workshop, test: Examples, outcome: RoundOutcome) -> Metrics:
+    names = [spec.name for spec in workshop.manifest]
+    with wire.opened(outcome.scored) as file:
+        load_into(workshop.model, {name: file.tensor(wire.MODEL, name) for name in names})
+    return evaluate(task=workshop.task, model=workshop.model, examples=test, device=workshop.device)
+
+
+def _round_line(outcome: RoundOutcome, metrics: Metrics | None, seconds: float) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "round": outcome.round,
+        "accuracy": metrics.accuracy if metrics else None,
+        "loss": metrics.loss if metrics else None,
+        "per_category": metrics.per_category if metrics else {},
+        "participants": [done.index for done in outcome.done],
+        "weights": [row.weight for row in outcome.ledger],
+        "steps": [done.steps for done in outcome.done],
+        "local_loss": [done.loss for done in outcome.done],
+        "seconds": round(seconds, 3),
+        "model": outcome.digest,
+    }
+
+
+# ---------------------------------------------------------------- surroundings
+
+
+def _engine(
+    config: RunConfig, workshop: Workshop, source: Path | None, processes: int
+) -> InProcess | Processes:
+    return InProcess(workshop) if processes == 1 else Processes(config, source, processes)
+
+
+def _header(config: RunConfig) -> dict[str, Any]:
+    import torch
+
+    return {
+        "kind": "run",
+        "config": config.model_dump(mode="json"),
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _check_same(config: RunConfig, lines: list[dict[str, Any]], out: Path) -> None:
+    if lines and lines[0].get("config") != config.model_dump(mode="json"):
+        raise InvalidConfiguration(
+            f"{out} holds the results of another configuration.",
+            hint="Give another --out, or remove the file.",
+        )
+
+
+def _checkpoint(out: Path) -> Path:
+    """A folder beside the result file, so that a later call finds it; removed when the run is done."""
+    folder = out.with_name(out.name + ".checkpoint")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
