@@ -42,9 +42,9 @@ def test_every_problem_comes_back_as_its_own_class(kind: type[problems.Problem])
 
 
 def test_a_code_from_the_future_is_judged_by_its_status() -> None:
-    with answering(problem(problems.UpdateLate, code="update-too-purple")) as coordinator:
-        with pytest.raises(problems.Conflict) as caught:
-            coordinator.work(0)
+    answer = problem(problems.UpdateLate, code="update-too-purple")
+    with answering(answer) as coordinator, pytest.raises(problems.Conflict) as caught:
+        coordinator.work(0)
     assert type(caught.value) is problems.Conflict
 
 
@@ -158,9 +158,9 @@ def test_bytes_of_another_digest_are_deleted_and_refused(tmp_path: Path, part: b
         start = int(request.headers.get("range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
         return Answer(206 if start else 200, wrong[start:])
 
-    with http_server(answer) as url, Coordinator(url) as coordinator:
-        with pytest.raises(problems.DigestMismatch, match=DIGEST):
-            coordinator.download(DIGEST, tmp_path / DIGEST)
+    refused = pytest.raises(problems.DigestMismatch, match=DIGEST)
+    with http_server(answer) as url, Coordinator(url) as coordinator, refused:
+        coordinator.download(DIGEST, tmp_path / DIGEST)
     assert list(tmp_path.iterdir()) == []
 
 
