@@ -167,6 +167,24 @@ def demo(
     raise typer.Exit(run_demo(port=port, rounds=rounds, database_url=database_url, keep=keep))
 
 
+@app.command("simulate")
+def simulate_run(
+    config: Annotated[str, typer.Argument(help="The same file that `feddisco run create` takes, or `demo`.")],
+    out: Annotated[Path, typer.Option(help="Result file: JSON lines, gone on with if it is there.")],
+    data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
+) -> None:
+    """Run a configuration on this machine without HTTP: the same models, bit for bit."""
+    import torch
+
+    from feddisco.admin import load_config
+    from simulation.run import simulate
+
+    torch.set_num_threads(threads)
+    simulate(load_config(config), source=data, out=out, processes=processes, say=typer.echo)
+
+
 # ---------------------------------------------------------------- runs
 
 
