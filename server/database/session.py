@@ -13,10 +13,8 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -29,6 +27,7 @@ __all__ = ["Reading", "Writing", "describe", "make_engine", "parse_url", "readin
 
 BUSY_SECONDS = 30
 _READ_ONLY = "feddisco_read_only"
+_DURABLE = "feddisco_durable"
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
@@ -58,6 +57,10 @@ class Writing(Reading):
         self, statement: sa.UpdateBase, parameters: Parameters = None
     ) -> sa.CursorResult[*tuple[Any, ...]]:
         return self._connection.execute(statement, parameters)
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """What is written inside it is undone if it raises; the transaction goes on."""
+        return self._connection.begin_nested()
 
     def lock_events(self) -> None:
         """Let event ids become visible in their order: whoever asks for "after id N" misses none.
@@ -123,38 +126,37 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         for pragma in (
             f"busy_timeout = {BUSY_SECONDS * 1000}",
             "journal_mode = WAL",
-            f"synchronous = {synchronous}",
             "foreign_keys = ON",
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 
+    def begin(connection: sa.Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get(_READ_ONLY, False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        level = synchronous if options.get(_DURABLE, True) else "NORMAL"
+        connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+        # a deferred BEGIN that reads and then writes meets a snapshot conflict that no timeout waits for
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
     sa.event.listen(engine, "connect", connected)
-    sa.event.listen(engine, "begin", _begin_sqlite)
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    # a deferred BEGIN that reads and then writes meets a snapshot conflict that no timeout waits for
-    read_only = connection.get_execution_options().get(_READ_ONLY, False)
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
-
-
-_writers: weakref.WeakKeyDictionary[sa.Engine, threading.Lock] = weakref.WeakKeyDictionary()
-_guard = threading.Lock()
-
-
-def _queue(engine: sa.Engine) -> threading.Lock | nullcontext[None]:
-    """SQLite's waiting writers sleep and try again; threads of one process queue up instead."""
-    if engine.dialect.name != "sqlite":
-        return nullcontext()
-    with _guard:
-        return _writers.setdefault(engine, threading.Lock())
+    sa.event.listen(engine, "begin", begin)
 
 
 @contextmanager
-def writing(engine: sa.Engine) -> Iterator[Writing]:
-    """One transaction: committed at the end of the block, rolled back if it raises."""
-    with translated(engine), _queue(engine), engine.begin() as connection:
-        yield Writing(connection)
+def writing(engine: sa.Engine, *, durable: bool = True) -> Iterator[Writing]:
+    """One transaction: committed at the end of the block, rolled back if it raises.
+
+    Without ``durable`` the commit does not wait for the disk: it survives the death of the process, but
+    perhaps not that of the host, if no durable commit follows it.
+    """
+    with translated(engine), engine.connect() as connection:
+        connection.execution_options(**{_DURABLE: durable})
+        with connection.begin():
+            if not durable and engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            yield Writing(connection)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,9 +16,10 @@ import sqlalchemy as sa
 from server.database import accounts, entries, journal, queries, transitions, upkeep, work
 from server.database.changes import Outrun
 from server.database.facts import AggregationInput, Facts, JoinTokenRow, OpenAggregation
-from server.database.session import describe, reading, writing
+from server.database.session import Writing, describe, reading
 from server.database.snapshots import Configs
-from server.lifecycle.events import ClientLeft, Event
+from server.database.writer import Writer
+from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
 from shared.config import RunConfig
@@ -47,6 +49,7 @@ class Store:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self._configs = Configs()
+        self._writer = Writer(engine)
 
     # ---------------------------------------------------------------- transitions
 
@@ -59,14 +62,14 @@ class Store:
         without effects. Raises :class:`NotFound` for no such run, and a :class:`Conflict` or
         :class:`InvalidRequest` for what is not possible; nothing is written then.
         """
+
+        def step(connection: Writing) -> Decision:
+            return transitions.step(connection, run, event, facts, self._configs, actor=actor, now=now)
+
+        durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
         for _ in range(TRIES):
-            try:
-                with writing(self.engine) as connection:
-                    return transitions.step(
-                        connection, run, event, facts, self._configs, actor=actor, now=now
-                    )
-            except Outrun:
-                continue
+            with suppress(Outrun):
+                return self._writer.write(step, durable=durable)
         raise StorageUnavailable(
             f"run {run!r} was moved by others {TRIES} times in a row in {describe(self.engine)}",
             hint="Try again.",
@@ -84,8 +87,8 @@ class Store:
         now: dt.datetime,
     ) -> None:
         """An enrolling run named ``config.name``, whose initial model is stored already; NameTaken."""
-        with writing(self.engine) as connection:
-            entries.create_run(
+        self._writer.write(
+            lambda connection: entries.create_run(
                 connection,
                 config,
                 classes=classes,
@@ -95,6 +98,7 @@ class Store:
                 actor=actor,
                 now=now,
             )
+        )
 
     def record(
         self,
@@ -108,8 +112,8 @@ class Store:
         now: dt.datetime,
     ) -> None:
         """An event outside the transitions, such as a refused upload; text in it is made storable."""
-        with writing(self.engine) as connection:
-            entries.record(
+        self._writer.write(
+            lambda connection: entries.record(
                 connection,
                 kind,
                 run=run,
@@ -119,18 +123,23 @@ class Store:
                 actor=actor,
                 now=now,
             )
+        )
 
     def add_evaluation(
         self, run: str, round: int, client: str, metrics: Metrics, actor: str, now: dt.datetime
     ) -> bool:
         """Whether it is new; NotFound, Forbidden, or Conflict for other values or a round without model."""
-        with writing(self.engine) as connection:
-            return entries.add_evaluation(connection, run, round, client, metrics, actor=actor, now=now)
+        return self._writer.write(
+            lambda connection: entries.add_evaluation(
+                connection, run, round, client, metrics, actor=actor, now=now
+            )
+        )
 
     def progress(self, run: str, round: int, client: str, progress: Progress, now: dt.datetime) -> bool:
         """Notes a heartbeat; whether the client's update is still wanted."""
-        with writing(self.engine) as connection:
-            return entries.heartbeat(connection, run, round, client, progress, now)
+        return self._writer.write(
+            lambda connection: entries.heartbeat(connection, run, round, client, progress, now), durable=False
+        )
 
     # ---------------------------------------------------------------- clients and tokens
 
@@ -145,10 +154,13 @@ class Store:
         actor: str | None = None,
     ) -> str:
         """The new client's id, and one use of the join token counted; NameTaken, WrongToken."""
-        with writing(self.engine) as connection:
+
+        def work(connection: Writing) -> str:
             if join_hash is not None:
                 accounts.use_join_token(connection, join_hash, now)
             return accounts.register(connection, name, token_hash, version, actor=actor, now=now)
+
+        return self._writer.write(work)
 
     def client_by_token_hash(self, token_hash: str) -> ClientView | None:
         """Revoked clients too: their token is refused with another reason than an unknown one."""
@@ -162,19 +174,21 @@ class Store:
 
     def touch(self, client: str, now: dt.datetime) -> None:
         """Notes that the client was here."""
-        with writing(self.engine) as connection:
-            accounts.touch(connection, client, now)
+        self._writer.write(lambda connection: accounts.touch(connection, client, now), durable=False)
 
     def revoke(self, client: str, actor: str, now: dt.datetime) -> list[tuple[str, Decision]]:
         """Its token is refused from now on, and it leaves every open run; by run, what that decided."""
         event = ClientLeft(client, "its token was revoked")
-        with writing(self.engine) as connection:
+
+        def work(connection: Writing) -> list[tuple[str, Decision]]:
             if not accounts.revoke(connection, client, actor, now):
                 return []
             return [
                 (run, transitions.step(connection, run, event, None, self._configs, actor=actor, now=now))
                 for run in accounts.open_runs_of(connection, client)
             ]
+
+        return self._writer.write(work)
 
     def add_join_token(
         self,
@@ -185,8 +199,11 @@ class Store:
         actor: str = "admin",
     ) -> int:
         """Its id; a token that is known already is left as it is (also if revoked)."""
-        with writing(self.engine) as connection:
-            return accounts.add_join_token(connection, token_hash, uses, expires_at, actor=actor, now=now)
+        return self._writer.write(
+            lambda connection: accounts.add_join_token(
+                connection, token_hash, uses, expires_at, actor=actor, now=now
+            )
+        )
 
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
@@ -195,8 +212,7 @@ class Store:
 
     def revoke_join_token(self, token: int, actor: str, now: dt.datetime) -> None:
         """NotFound if there is none of this id."""
-        with writing(self.engine) as connection:
-            accounts.revoke_join_token(connection, token, actor, now)
+        self._writer.write(lambda connection: accounts.revoke_join_token(connection, token, actor, now))
 
     # ---------------------------------------------------------------- what a client is asked
 
