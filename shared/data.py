@@ -6,10 +6,12 @@ Nothing here unpickles: what is read are images and fixed binary formats.
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import tarfile
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch.nn import functional
 
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -159,7 +160,10 @@ def read_idx(data: bytes, where: str) -> Tensor:
         InvalidConfiguration: names ``where`` and what is wrong.
     """
     if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidConfiguration(f"data: {where} is not gzip all through: {error}.") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise InvalidConfiguration(f"data: {where} is not an idx file of bytes (it starts {data[:4]!r}).")
     header = 4 + 4 * data[3]
@@ -182,36 +186,32 @@ def decode_images(
     Raises:
         InvalidConfiguration: names the file that is no image, or has another size than the first.
     """
-    images: Tensor | None = None
+    images: NDArray[np.uint8] | None = None
     for position, name in enumerate(names):
-        image = _decode(archive, name, channels)
-        if size is not None and tuple(image.shape[1:]) != size:
-            resized = functional.interpolate(image[None], size, mode="bilinear", antialias=True)
-            image = resized[0]
+        pixels = _decode(archive, name, channels, size)
         if images is None:
-            images = torch.empty((len(names), *image.shape), dtype=torch.uint8)
-        if image.shape != images.shape[1:]:
+            images = np.empty((len(names), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != images.shape[1:]:
             raise InvalidConfiguration(
-                f"data: {name} in {archive.path} has {_pixels(image)} pixels, "
-                f"{names[0]} has {_pixels(images)}.",
+                f"data: {name} in {archive.path} has height and width {pixels.shape[:2]}, "
+                f"{names[0]} has {images.shape[1:3]}.",
                 hint="Set the option size, and all images are resized to it.",
             )
-        images[position] = image
-    return torch.empty((0, channels, *(size or (0, 0))), dtype=torch.uint8) if images is None else images
+        images[position] = pixels
+    if images is None:
+        images = np.empty((0, *(size or (0, 0)), channels), dtype=np.uint8)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _decode(archive: Archive, name: str, channels: int) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_image  # three times as fast as Pillow, the same pixels
+def _decode(archive: Archive, name: str, channels: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """(height, width, channels)"""
+    from PIL import Image
 
-    mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
     try:
-        encoded = torch.frombuffer(bytearray(archive.read(name)), dtype=torch.uint8)
-        image: Tensor = decode_image(encoded, mode)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise InvalidConfiguration(f"data: {name} in {archive.path} is not an image: {reason}") from error
-    return image
-
-
-def _pixels(images: Tensor) -> str:
-    return f"{images.shape[-2]}x{images.shape[-1]}"
+        with Image.open(io.BytesIO(archive.read(name)), formats=("JPEG", "PNG")) as image:
+            converted = image.convert("RGB" if channels == 3 else "L")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidConfiguration(f"data: {name} in {archive.path} is not an image: {error}.") from error
+    if size is not None and converted.size != size[::-1]:
+        converted = converted.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(converted).reshape(converted.height, converted.width, channels)

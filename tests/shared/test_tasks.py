@@ -1,0 +1,390 @@
+"""Tasks: readers on small files made here and on the real archives, preparation, refusals."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from shared.config import Partition, RunConfig
+from shared.data import Examples
+from shared.partition import partition
+from shared.problems import InvalidConfiguration
+from shared.tasks import available, load_task, task_of
+from shared.tasks.base import Split, Task
+from shared.tasks.images import crop, flip
+
+CONTRACT = ("cat", "dog", "lion")
+
+
+class Mine(Task):
+    """A site's own task."""
+
+    name = "mine"
+    default_model = "mlp"
+    classes = ("no", "yes")
+    input_shape = (3,)
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        return Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def png(colour: tuple[int, int, int] | int, size: tuple[int, int] = (8, 8)) -> bytes:
+    """A one-coloured image of (width, height)."""
+    stream = io.BytesIO()
+    Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def zipped(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def folder_task(**options: object) -> Task:
+    return load_task("imagefolder", {"classes": CONTRACT, "size": 8, **options})
+
+
+# ---------------------------------------------------------------- finding tasks
+
+
+def test_the_built_in_tasks_are_there() -> None:
+    assert {"digits", "cifar10", "fashion-mnist", "imagefolder"} <= set(available())
+
+
+@pytest.mark.parametrize("name", sorted(set(available()) - {"imagefolder"}))
+def test_every_built_in_task_builds_its_model_for_its_own_inputs(name: str) -> None:
+    task = load_task(name)
+    assert task.name == name
+    batch = torch.zeros((2, *task.input_shape), dtype=torch.uint8)
+    outputs = task.build_model(None, seed=0)(task.prepare(batch, None))
+    assert outputs.shape == (2, len(task.classes))
+
+
+def test_a_task_by_import_path() -> None:
+    assert isinstance(load_task(f"{__name__}:Mine"), Mine)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("digit", {}, "no built-in task 'digit'. Did you mean digits"),
+        ("base", {}, "no built-in task 'base'"),
+        ("digits", {"size": 3}, r"task_options\.size: Extra inputs are not permitted, received 3"),
+        ("imagefolder", {}, r"task_options\.classes: Field required"),
+        ("imagefolder", {"classes": CONTRACT, "channels": 2}, r"task_options\.channels: .*received 2"),
+        ("nowhere.at_all:Task", {}, "cannot be imported: No module named 'nowhere'"),
+        (f"{__name__}:Nothing", {}, "has no attribute 'Nothing'"),
+        (f"{__name__}:CONTRACT", {}, "not a subclass of shared.tasks.base.Task"),
+        (":Mine", {}, "cannot be imported"),
+    ],
+)
+def test_a_task_that_cannot_be_loaded_says_why(name: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        load_task(name, options)
+
+
+def test_the_runs_class_contract_reaches_the_task_or_is_refused() -> None:
+    run = RunConfig(name="pets", task="imagefolder", classes=CONTRACT, task_options={"size": 16})
+    assert task_of(run).classes == CONTRACT
+    assert task_of(RunConfig(name="d", task="digits")).classes == tuple("0123456789")
+    with pytest.raises(
+        InvalidConfiguration, match=r"classes: task 'digits' has the classes \['0'.*received \['a'"
+    ):
+        task_of(RunConfig(name="d", task="digits", classes=("a", "b")))
+
+
+def test_initial_models_depend_on_the_seed_alone() -> None:
+    task = load_task("digits")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = task.build_model(None, seed=5).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(4)
+    again, other = task.build_model(None, seed=5).state_dict(), task.build_model(None, seed=6).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+
+
+def test_examples_refuse_inputs_and_targets_of_two_lengths() -> None:
+    with pytest.raises(ValueError, match="3 inputs but 2 targets"):
+        Examples(torch.zeros(3, 1), torch.zeros(2))
+
+
+# ---------------------------------------------------------------- digits
+
+
+def test_digits_are_split_within_each_class_by_the_seed() -> None:
+    task = load_task("digits")
+    train, test = task.load("train", None, 1), task.load("test", None, 1)
+    number = torch.bincount(torch.cat([train.targets, test.targets]))
+    assert number.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert torch.bincount(test.targets).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+    images = torch.cat([train.inputs, test.inputs]).flatten(1)
+    assert images.unique(dim=0).shape == (1797, 64)  # all are distinct, so no image is on both sides
+    again, other = task.load("test", None, 1), task.load("test", None, 2)
+    assert torch.equal(test.inputs, again.inputs)
+    assert not torch.equal(test.inputs, other.inputs)
+    prepared = task.prepare(images, None)
+    assert prepared.mean().item() == pytest.approx(0, abs=1e-3)
+    assert prepared.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_digits_can_be_dealt_by_niid2() -> None:
+    targets = load_task("digits").load("train", None, 0).targets.numpy()
+    parts = partition(Partition.model_validate("niid2:5+1"), targets, 10, seed=0)
+    assert {len(part) for part in parts} == {230}  # smallest class 139, so shards of 23
+
+
+# ---------------------------------------------------------------- preparation of images
+
+
+def test_normalisation_is_that_of_the_reference() -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+    deviation = torch.tensor([0.2023, 0.1994, 0.2010]).view(3, 1, 1)
+    prepared = load_task("cifar10").prepare(images, None)
+    torch.testing.assert_close(prepared, (images / 255 - mean) / deviation)
+
+
+def test_a_crop_is_a_window_of_the_padded_image() -> None:
+    images = torch.randint(1, 256, (64, 3, 8, 8), dtype=torch.uint8)
+    cropped = crop(images, 2, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    places = set()
+    for image, whole in zip(cropped, padded, strict=True):
+        matches = [
+            (y, x) for y in range(5) for x in range(5) if torch.equal(whole[:, y : y + 8, x : x + 8], image)
+        ]
+        assert len(matches) == 1
+        places.add(matches[0])
+    assert len(places) > 20  # of 25, drawn 64 times
+
+
+def test_a_flip_mirrors_about_half_of_the_images() -> None:
+    images = torch.randint(0, 256, (200, 1, 4, 4), dtype=torch.uint8)
+    flipped = flip(images, torch.Generator().manual_seed(0))
+    mirrored = [torch.equal(one, other.flip(2)) for one, other in zip(flipped, images, strict=True)]
+    kept = [torch.equal(one, other) for one, other in zip(flipped, images, strict=True)]
+    assert all(a or b for a, b in zip(mirrored, kept, strict=True))
+    assert 70 < sum(mirrored) < 130
+
+
+def test_augmentation_follows_the_generator_only() -> None:
+    task = load_task("cifar10")
+    images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
+    copy = images.clone()
+
+    def prepared(seed: int) -> Tensor:
+        return task.prepare(images, torch.Generator().manual_seed(seed))
+
+    assert torch.equal(prepared(1), prepared(1))
+    assert not torch.equal(prepared(1), prepared(2))
+    assert torch.equal(images, copy)
+
+
+# ---------------------------------------------------------------- image folders
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+@pytest.mark.parametrize("wrapper", ["", "pets/"])
+def test_a_label_is_the_position_in_the_contract(tmp_path: Path, kind: str, wrapper: str) -> None:
+    files = {
+        f"{wrapper}train/lion/b.png": png((20, 0, 0)),
+        f"{wrapper}train/lion/a.png": png((10, 0, 0), size=(4, 4)),
+        f"{wrapper}train/cat/deeper/z.PNG": png((30, 0, 0)),
+        f"{wrapper}test/dog/x.png": png((40, 50, 60)),
+        f"{wrapper}train/.DS_Store": b"?",
+        f"{wrapper}notes.txt": b"about",
+    }
+    source = written(tmp_path / "data", files)
+    if kind == "zip":
+        source = zipped(tmp_path / "data.zip", files)
+    if kind == "tar":
+        source = tmp_path / "data.tar.gz"
+        with tarfile.open(source, "w:gz") as archive:
+            archive.add(tmp_path / "data", arcname=".")
+    task = folder_task()
+    train, test = task.load("train", source, 0), task.load("test", source, 0)
+    assert train.targets.tolist() == [0, 2, 2]  # no dog here; sorted by class, then by name
+    assert train.inputs.shape == (3, 3, 8, 8)
+    assert train.inputs[:, 0, 0, 0].tolist() == [30, 10, 20]
+    assert test.targets.tolist() == [1]
+    assert test.inputs[0, :, 7, 7].tolist() == [40, 50, 60]
+
+
+def test_a_site_may_have_class_folders_only(tmp_path: Path) -> None:
+    source = written(tmp_path, {"dog/1.png": png(7), "cat/1.png": png(9)})
+    grey = folder_task(channels=1, size=(12, 10))
+    for split in ("train", "test"):
+        examples = grey.load(split, source, 0)
+        assert examples.inputs.shape == (2, 1, 12, 10)
+        assert examples.inputs[:, 0, 3, 3].tolist() == [9, 7]
+        assert examples.targets.tolist() == [0, 1]
+    assert grey.input_shape == (1, 12, 10)
+    assert grey.prepare(examples.inputs, None)[0, 0, 0, 0].item() == pytest.approx((9 / 255 - 0.5) / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"train/wolf/1.png": b"", "train/cat/1.png": b""},
+            "train/wolf/1.png .* in no folder of the classes",
+        ),
+        ({"1.png": b""}, "1.png .* in no folder of the classes"),
+        ({"train/cat/1.txt": b""}, r"looked for images .* train/<class>/.* found none among 1 files"),
+        ({"test/cat/1.png": b""}, "found none among 1 files"),
+        ({"cat/1.png": b"not a picture"}, "cat/1.png in .* is not an image"),
+        ({"cat/1.png": png(1)[:-30]}, "cat/1.png in .* is not an image"),
+        ({}, "found none among 0 files"),
+    ],
+)
+def test_a_folder_that_does_not_fit_says_what_was_found(
+    tmp_path: Path, files: dict[str, bytes], said: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        folder_task().load("train", written(tmp_path, files), 0)
+
+
+@pytest.mark.parametrize("task", ["imagefolder", "cifar10", "fashion-mnist"])
+def test_a_wrong_place_is_named(tmp_path: Path, task: str) -> None:
+    options = {"classes": CONTRACT} if task == "imagefolder" else {}
+    missing, note = tmp_path / "missing", tmp_path / "note.txt"
+    note.write_text("no archive")
+    for source, said in (
+        (None, "no place given for"),
+        (missing, "looked for .*missing, which does not exist"),
+        (note, "note.txt, which is neither a folder nor a zip or tar"),
+    ):
+        with pytest.raises(InvalidConfiguration, match=said):
+            load_task(task, options).load("train", source, 0)
+
+
+# ---------------------------------------------------------------- CIFAR-10
+
+
+def records(labels: list[int]) -> bytes:
+    """Binary records whose red plane holds 1, green 2, blue 3, but for the first pixel: the label."""
+    planes = b"".join(bytes([value]) * 1024 for value in (1, 2, 3))
+    return b"".join(bytes([label, label]) + planes[1:] for label in labels)
+
+
+def test_the_binary_version_of_cifar10(tmp_path: Path) -> None:
+    files = {f"cifar-10-batches-bin/data_batch_{i}.bin": records([i, 9]) for i in range(1, 6)}
+    files["cifar-10-batches-bin/test_batch.bin"] = records([0, 4, 2])
+    task = load_task("cifar10")
+    for source in (
+        written(tmp_path, files),
+        tmp_path / "cifar-10-batches-bin",
+        zipped(tmp_path / "c.zip", files),
+    ):
+        train, test = task.load("train", source, 0), task.load("test", source, 0)
+        assert train.targets.tolist() == [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
+        assert train.inputs.shape == (10, 3, 32, 32)
+        assert train.inputs[:, 0, 0, 0].tolist() == train.targets.tolist()
+        assert test.inputs[0, :, 31, 31].tolist() == [1, 2, 3]
+        assert test.targets.tolist() == [0, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"test_batch.bin": records([0])}, "looked for data_batch_1.bin in"),
+        ({"data_batch_1.bin": records([0])[:-1]}, "has 3072 bytes, not a multiple of 3073"),
+        ({"data_batch_1.bin": records([10])}, "label above 9"),
+        ({"cifar-10-batches-py/data_batch_1": b""}, "pickle, never read.*cifar-10-binary"),
+        ({"train/tiger/1.png": b""}, "tiger/1.png"),
+    ],
+)
+def test_a_folder_that_is_not_cifar10(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        load_task("cifar10").load("train", written(tmp_path, files), 0)
+
+
+@pytest.mark.data
+def test_the_real_cifar10_archive(data_folder: Path) -> None:
+    examples = load_task("cifar10").load("test", data_folder / "cifar10-jpeg.zip", 0)
+    assert torch.bincount(examples.targets).tolist() == [1000] * 10
+    mean = examples.inputs.float().mean(dim=(0, 2, 3)) / 255
+    assert mean.tolist() == pytest.approx([0.494, 0.485, 0.450], abs=1e-3)
+    with zipfile.ZipFile(data_folder / "cifar10-jpeg.zip") as archive:
+        first = sorted(
+            name for name in archive.namelist() if name.startswith("test/truck/") and name[-1] == "g"
+        )[0]
+        pixels = np.asarray(Image.open(io.BytesIO(archive.read(first))))
+    assert np.array_equal(examples.inputs[9000].permute(1, 2, 0).numpy(), pixels)
+
+
+# ---------------------------------------------------------------- Fashion-MNIST
+
+
+def idx(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+IMAGES = np.arange(2 * 28 * 28, dtype=np.uint32).astype(np.uint8).reshape(2, 28, 28)
+LABELS = np.array([9, 3], dtype=np.uint8)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_fashion_mnist_reads_idx_files(tmp_path: Path, compressed: bool) -> None:
+    end, pack = (".gz", gzip.compress) if compressed else ("", bytes)
+    files = {
+        f"raw/t10k-images-idx3-ubyte{end}": pack(idx(IMAGES)),
+        f"raw/t10k-labels-idx1-ubyte{end}": pack(idx(LABELS)),
+    }
+    examples = load_task("fashion-mnist").load("test", written(tmp_path, files), 0)
+    assert np.array_equal(examples.inputs[:, 0].numpy(), IMAGES)
+    assert examples.targets.tolist() == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (idx(IMAGES)[:-1], idx(LABELS), r"announces the shape \[2, 28, 28\] but holds 1567 values"),
+        (idx(IMAGES), b"\0\0\x0d\x01", "labels-idx1-ubyte in .* is not an idx file of bytes"),
+        (idx(IMAGES), b"", "is not an idx file of bytes"),
+        (idx(IMAGES), b"\0\0\x08\x02\0", r"announces the shape \[\]"),
+        (b"\x1f\x8bnot gzip", idx(LABELS), "is not gzip"),
+        (idx(IMAGES), idx(LABELS[:1]), r"labels of shape \[1\]"),
+        (idx(IMAGES), idx(LABELS + 1), "labels from 0 to 9"),
+        (idx(IMAGES), None, "looked for t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz in"),
+    ],
+)
+def test_files_that_are_not_fashion_mnist(
+    tmp_path: Path, images: bytes, labels: bytes | None, said: str
+) -> None:
+    files = {"t10k-images-idx3-ubyte": images}
+    if labels is not None:
+        files["t10k-labels-idx1-ubyte"] = labels
+    with pytest.raises(InvalidConfiguration, match=said):
+        load_task("fashion-mnist").load("test", written(tmp_path, files), 0)
+
+
+@pytest.mark.data
+def test_the_real_fashion_mnist_archive(data_folder: Path) -> None:
+    source = data_folder / "fashion-mnist-idx.zip"
+    for split, each in (("train", 6000), ("test", 1000)):
+        examples = load_task("fashion-mnist").load(split, source, 0)
+        assert torch.bincount(examples.targets).tolist() == [each] * 10
+        assert examples.inputs.shape == (10 * each, 1, 28, 28)
