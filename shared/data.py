@@ -6,7 +6,6 @@ Nothing here unpickles: what is read are images and fixed binary formats.
 from __future__ import annotations
 
 import gzip
-import io
 import math
 import struct
 import tarfile
@@ -19,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Archive", "Examples", "decode_images", "find_file", "opened", "read_idx"]
+__all__ = ["Archive", "Examples", "find_file", "opened", "read_idx"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,10 @@ class Archive(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes: ...
 
+    def fingerprint(self) -> str:
+        """Changes when the contents may have: place, size and time of change."""
+        return _state(self.path)
+
 
 class _Folder(Archive):
     def __init__(self, path: Path) -> None:
@@ -76,6 +79,9 @@ class _Folder(Archive):
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
+
+    def fingerprint(self) -> str:
+        return "\n".join(_state(self.path / name) for name in self.names)
 
 
 class _Zip(Archive):
@@ -99,6 +105,11 @@ class _Tar(Archive):
         if stream is None:
             raise KeyError(name)
         return stream.read()
+
+
+def _state(path: Path) -> str:
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def _visible(names: Iterable[str]) -> tuple[str, ...]:
@@ -174,44 +185,3 @@ def read_idx(data: bytes, where: str) -> Tensor:
             f"data: {where} announces the shape {list(shape)} but holds {values.numel()} values."
         )
     return values.view(shape)
-
-
-def decode_images(
-    archive: Archive, names: Sequence[str], channels: int, size: tuple[int, int] | None
-) -> Tensor:
-    """JPEG or PNG images as one uint8 tensor (N, channels, height, width); ``channels`` is 1 or 3.
-
-    ``size`` is (height, width) to resize to, bilinear and antialiased; None: all must have one size.
-
-    Raises:
-        InvalidConfiguration: names the file that is no image, or has another size than the first.
-    """
-    images: NDArray[np.uint8] | None = None
-    for position, name in enumerate(names):
-        pixels = _decode(archive, name, channels, size)
-        if images is None:
-            images = np.empty((len(names), *pixels.shape), dtype=np.uint8)
-        if pixels.shape != images.shape[1:]:
-            raise InvalidConfiguration(
-                f"data: {name} in {archive.path} has height and width {pixels.shape[:2]}, "
-                f"{names[0]} has {images.shape[1:3]}.",
-                hint="Set the option size, and all images are resized to it.",
-            )
-        images[position] = pixels
-    if images is None:
-        images = np.empty((0, *(size or (0, 0)), channels), dtype=np.uint8)
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-
-
-def _decode(archive: Archive, name: str, channels: int, size: tuple[int, int] | None) -> NDArray[np.uint8]:
-    """(height, width, channels)"""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(archive.read(name)), formats=("JPEG", "PNG")) as image:
-            converted = image.convert("RGB" if channels == 3 else "L")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidConfiguration(f"data: {name} in {archive.path} is not an image: {error}.") from error
-    if size is not None and converted.size != size[::-1]:
-        converted = converted.resize(size[::-1], Image.Resampling.BILINEAR)
-    return np.asarray(converted).reshape(converted.height, converted.width, channels)

@@ -33,7 +33,10 @@ class NoOptions(Frozen):
 
 
 class Task(ABC):
-    """Base of all tasks. ``options`` is an instance of the class's own ``Options``."""
+    """Base of all tasks. ``options`` is an instance of the class's own ``Options``.
+
+    ``cache`` is a folder where decoded data may be kept; the site sets it on the task, not the run.
+    """
 
     name: ClassVar[str]
     Options: ClassVar[type[Frozen]] = NoOptions
@@ -41,6 +44,7 @@ class Task(ABC):
 
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    cache: Path | None = None
 
     def __init__(self, options: Frozen) -> None:
         self.options = options

@@ -40,7 +40,7 @@ class CIFAR10(ImageTask):
                     f"data: {archive.path} holds the Python version of CIFAR-10: pickle, never read.",
                     hint="Use the binary version (cifar-10-binary.tar.gz) from the same place.",
                 )
-            return read_folder(archive, split, self.classes, channels=3, size=(32, 32))
+            return read_folder(archive, split, self.classes, 3, (32, 32), self.cache)
 
 
 TASK = CIFAR10

@@ -54,7 +54,7 @@ class ImageFolder(ImageTask):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images sorted by class and name, resized, in the number of channels of the options."""
         with opened(source, f"images as {split}/<class>/... or <class>/...") as archive:
-            return read_folder(archive, split, self.classes, self.channels, self.size)
+            return read_folder(archive, split, self.classes, self.channels, self.size, self.cache)
 
 
 TASK = ImageFolder

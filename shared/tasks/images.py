@@ -7,12 +7,14 @@ and normalised by one fused multiplication, so that the loader is never what tra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.data import Archive, Examples, decode_images
+from shared.data import Archive, Examples
+from shared.decoding import decode_images
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task
 
@@ -60,17 +62,22 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def read_folder(
-    archive: Archive, split: Split, classes: Sequence[str], channels: int, size: tuple[int, int] | None
+    archive: Archive,
+    split: Split,
+    classes: Sequence[str],
+    channels: int,
+    size: tuple[int, int] | None,
+    cache: Path | None = None,
 ) -> Examples:
     """The images of one split, sorted by class (in the order of ``classes``), then by name.
 
     Raises:
-        InvalidConfiguration: see :func:`folder_images` and :func:`shared.data.decode_images`.
+        InvalidConfiguration: see :func:`folder_images` and :func:`shared.decoding.decode_images`.
     """
     listing = folder_images(archive, split, classes)
     names = [name for label in classes for name in listing.get(label, [])]
     targets = [index for index, label in enumerate(classes) for _ in listing.get(label, [])]
-    images = decode_images(archive, names, channels, size)
+    images = decode_images(archive, names, channels, size, cache)
     return Examples(images, torch.tensor(targets, dtype=torch.int64))
 
 

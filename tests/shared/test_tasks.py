@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tarfile
 import zipfile
@@ -16,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from shared.config import Partition, RunConfig
-from shared.data import Examples
+from shared.data import Examples, opened
+from shared.decoding import decode_images
 from shared.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import available, load_task, task_of
@@ -264,6 +266,39 @@ def test_a_folder_that_does_not_fit_says_what_was_found(
 ) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         folder_task().load("train", written(tmp_path, files), 0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_decoded_images_are_kept_until_they_change(tmp_path: Path, kind: str) -> None:
+    def source(shade: int) -> Path:
+        files = {"cat/1.png": png(shade), "dog/1.png": png(2)}
+        return written(tmp_path / "d", files) if kind == "folder" else zipped(tmp_path / "d.zip", files)
+
+    def shades() -> list[int]:
+        inputs: Tensor = task.load("train", place, 0).inputs
+        return inputs[:, 0, 0, 0].tolist()
+
+    task, place = folder_task(), source(1)
+    task.cache = tmp_path / "new" / "cache"
+    assert shades() == [1, 2]
+    (kept,) = task.cache.iterdir()
+    np.save(kept, np.full((2, 8, 8, 3), 7, dtype=np.uint8))
+    assert shades() == [7, 7]  # read back, not decoded
+    kept.write_bytes(b"cut off")
+    assert shades() == [1, 2]
+    source(200)
+    os.utime(place / "cat/1.png" if kind == "folder" else place, (1, 1))
+    assert shades() == [200, 2]
+    assert [file.suffix for file in task.cache.iterdir()] == [".npy"] * 2
+
+
+def test_images_of_several_sizes_need_a_size_to_be_resized_to(tmp_path: Path) -> None:
+    files = {"a.png": png(1, size=(8, 8)), "b.png": png(1, size=(9, 8))}
+    with (
+        opened(written(tmp_path, files), "images") as archive,
+        pytest.raises(InvalidConfiguration, match=r"b\.png in .* width \(8, 9\), a\.png has \(8, 8\)"),
+    ):
+        decode_images(archive, ["a.png", "b.png"], channels=3, size=None)
 
 
 @pytest.mark.parametrize("task", ["imagefolder", "cifar10", "fashion-mnist"])
