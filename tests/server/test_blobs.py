@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import fcntl
 import hashlib
 import os
 import resource
@@ -203,6 +204,41 @@ def test_a_cancellation_at_any_moment_leaves_nothing(store: BlobStore, turns: in
     asyncio.run(cancelled())
 
 
+class LateExecutor(ThreadPoolExecutor):
+    """The first call's thread starts, and then gets no processor before ``go`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self._first = True
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        late, self._first = self._first, False
+
+        def run() -> Any:
+            if late:
+                self.go.wait()
+            return function(*arguments, **named)
+
+        return super().submit(run)
+
+
+def test_a_thread_that_comes_after_the_cancellation_makes_no_file(store: BlobStore) -> None:
+    async def cancelled(executor: LateExecutor) -> None:
+        asyncio.get_running_loop().set_default_executor(executor)
+        receiving = asyncio.create_task(store.receive(pieces(b"x"), max_bytes=MIB))
+        await asyncio.sleep(0.05)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        executor.go.set()
+
+    executor = LateExecutor()
+    asyncio.run(cancelled(executor))
+    executor.shutdown()
+    assert files_in(store) == []
+
+
 # ---------------------------------------------------------------- cheap
 
 
@@ -355,19 +391,35 @@ def test_other_peoples_files_are_left_alone(store: BlobStore) -> None:
     assert all(path.exists() for path in strange)
 
 
-def test_keeping_and_collecting_at_once_never_loses_what_was_kept(store: BlobStore) -> None:
-    for _ in range(30):
-        age(store.path(put(store, b"model")))
-        incoming = receive(store, b"model")
-        together = threading.Barrier(2)
+def test_collecting_waits_for_a_blob_that_is_being_put(store: BlobStore) -> None:
+    digest = put(store, b"model")
+    age(store.path(digest))
+    with lock_of_another_process(store, fcntl.LOCK_SH) as release, ThreadPoolExecutor() as threads:
+        collecting = threads.submit(store.collect, [], LONG_AGO)
+        with pytest.raises(TimeoutError):
+            collecting.result(timeout=0.3)
+        os.utime(store.path(digest))  # the other process has put the same bytes again
+        release()
+        assert collecting.result(timeout=10) == []
 
-        def keep(incoming: Incoming = incoming, together: threading.Barrier = together) -> None:
-            together.wait()
-            store.keep(incoming)
 
-        thread = threading.Thread(target=keep)
-        thread.start()
-        together.wait()
-        store.collect([], LONG_AGO)
-        thread.join()
-        assert store.exists(incoming.digest)
+def test_keeping_waits_for_a_blob_that_is_being_deleted(store: BlobStore) -> None:
+    incoming = receive(store, b"model")
+    with lock_of_another_process(store, fcntl.LOCK_EX) as release, ThreadPoolExecutor() as threads:
+        keeping = threads.submit(store.keep, incoming)
+        with pytest.raises(TimeoutError):
+            keeping.result(timeout=0.3)
+        release()
+        keeping.result(timeout=10)
+    assert store.exists(incoming.digest)
+
+
+@contextmanager
+def lock_of_another_process(store: BlobStore, kind: int) -> Iterator[Callable[[], None]]:
+    """A lock belongs to an open file, so a second one behaves as another process's; yields its release."""
+    with (store.folder / "lock").open("a") as lock:
+        fcntl.flock(lock, kind)
+        try:
+            yield lambda: fcntl.flock(lock, fcntl.LOCK_UN)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
