@@ -1,0 +1,187 @@
+"""What every algorithm promises, the ones that are added later included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from awkward_model import LOCAL, SIZES, build, groups_in, local_round
+from torch import Tensor
+
+from shared import wire
+from shared.aggregation import Aggregated, UpdateFile, aggregate
+from shared.algorithms import available, load_algorithm
+from shared.algorithms.base import UpdateInfo
+from shared.config import AlgorithmChoice
+from shared.schemas import TensorKind
+from shared.tensors import load_into, manifest_of, state_of, trainable
+
+MANIFEST = manifest_of(build())
+ALL_NAMES = [spec.name for spec in MANIFEST]
+NAMES = [spec.name for spec in MANIFEST if spec.kind is TensorKind.PARAMETER]
+
+every_algorithm = pytest.mark.parametrize("name", available())
+
+
+def _method(name: str) -> Any:
+    return load_algorithm(AlgorithmChoice(name=name))
+
+
+def _first_model(folder: Path) -> Path:
+    return wire.write(folder / "initial.safetensors", {"model": state_of(build())}).path
+
+
+def _combine(
+    method: Any, model: Path, state: tuple[Path | None, Path | None], files: list[UpdateFile], folder: Path
+) -> Aggregated:
+    folder.mkdir()
+    total = sum(file.info.examples for file in files)
+    return aggregate(
+        algorithm=method,
+        manifest=MANIFEST,
+        model=model,
+        broadcast=state[0],
+        private=state[1],
+        updates=files,
+        weights={file.info.index: file.info.examples / total for file in files},
+        clients=len(SIZES),
+        local=LOCAL,
+        buffers="average",
+        folder=folder,
+    )
+
+
+def _update(
+    method: Any, client: int, number: int, model: Path, broadcast: Path | None, kept: Any, folder: Path
+) -> tuple[UpdateFile, Any]:
+    start = wire.read_group(model, "model", ALL_NAMES)
+    received = groups_in(broadcast, method.downloads, NAMES)
+    result = local_round(method, client, start, received, kept, number=number)
+    path = wire.write(folder / f"update-{number}-{client}.safetensors", result.tensors).path
+    relative_size = len(SIZES) * SIZES[client] / sum(SIZES)
+    return UpdateFile(UpdateInfo(client, SIZES[client], relative_size, result.steps), path), result.kept
+
+
+@every_algorithm
+def test_it_says_what_it_is(name: str) -> None:
+    method = _method(name)
+    assert len(method.citation) > 40
+    assert (type(method).__doc__ or "").strip()
+    assert not set(method.downloads) & set(method.private)
+    assert "model" not in {*method.downloads, *method.private, *method.uploads, *method.keeps}
+
+
+@every_algorithm
+def test_three_rounds_with_changing_participants(name: str, tmp_path: Path) -> None:
+    """Files are as declared, and nothing that is not a trainable parameter is touched by the algorithm."""
+    method, model = _method(name), _first_model(tmp_path)
+    state: tuple[Path | None, Path | None] = (None, None)
+    kept: list[Any] = [{}, {}, {}]
+    for number, present in enumerate([(0, 1), (1, 2), (0, 1, 2)], 1):
+        files = []
+        for client in present:
+            file, kept[client] = _update(method, client, number, model, state[0], kept[client], tmp_path)
+            wire.validate(file.path, wire.update_layout(MANIFEST, method.uploads, "average"))
+            assert set(kept[client]) == set(method.keeps)
+            assert all(list(group) == NAMES for group in kept[client].values())
+            files.append(file)
+        done = _combine(method, model, state, files, tmp_path / str(number))
+        wire.validate(done.model.path, wire.model_layout(MANIFEST))
+        wire.validate(done.scored.path, wire.model_layout(MANIFEST))
+        for file, groups in ((done.broadcast, method.downloads), (done.private, method.private)):
+            assert (file is not None) == bool(groups)
+            if file is not None:
+                wire.validate(file.path, wire.groups_layout(MANIFEST, groups))
+        before, model = model, done.model.path
+        state = (done.broadcast and done.broadcast.path, done.private and done.private.path)
+        _check_the_rest(before, model, files)
+
+
+def _check_the_rest(before: Path, after: Path, files: list[UpdateFile]) -> None:
+    old, new = (wire.read_group(path, "model", ALL_NAMES) for path in (before, after))
+    assert torch.equal(new["frozen"], old["frozen"])
+    assert torch.equal(new["norm.num_batches_tracked"], old["norm.num_batches_tracked"])
+    assert new["scale"].shape == ()
+    assert all(not torch.equal(new[name], old[name]) for name in NAMES)
+    mean, total = torch.zeros(4), sum(file.info.examples for file in files)
+    for file in files:
+        share = file.info.examples / total
+        mean += share * wire.read_group(file.path, "model", ["norm.running_mean"])["norm.running_mean"]
+    torch.testing.assert_close(new["norm.running_mean"], mean)
+    model = build()
+    load_into(model, new)
+    assert model.up.weight is model.down.weight
+
+
+@every_algorithm
+def test_arrival_order_does_not_change_a_bit(name: str, tmp_path: Path) -> None:
+    method, model = _method(name), _first_model(tmp_path)
+    files = [_update(method, client, 1, model, None, {}, tmp_path)[0] for client in range(3)]
+    orders = [files, files[::-1], [files[1], files[2], files[0]]]
+    found = [
+        _combine(_method(name), model, (None, None), order, tmp_path / str(number))
+        for number, order in enumerate(orders)
+    ]
+    assert len({(d.model.digest, d.scored.digest, d.broadcast and d.broadcast.digest) for d in found}) == 1
+    assert len({d.private and d.private.digest for d in found}) == 1
+
+
+@every_algorithm
+def test_one_object_serves_interleaved_clients(name: str, tmp_path: Path) -> None:
+    """Client 1 trains a whole round inside each step of client 0: neither notices."""
+    start = state_of(build())
+    first = [local_round(_method(name), client, start) for client in (0, 1)]
+    alone = [
+        local_round(_method(name), client, start, kept=first[client].kept, number=2) for client in (0, 1)
+    ]
+    shared_object = _method(name)
+    before = dict(vars(shared_object))
+    inner = []
+
+    def meanwhile(_: object) -> None:
+        inner.append(local_round(shared_object, 1, start, kept=first[1].kept, number=2))
+
+    outer = local_round(shared_object, 0, start, kept=first[0].kept, number=2, on_progress=meanwhile)
+    assert vars(shared_object) == before
+    for found, expected in [(outer, alone[0]), *((result, alone[1]) for result in inner)]:
+        _same(found.tensors, expected.tensors)
+        _same(found.kept, expected.kept)
+    assert len(inner) == 3
+
+
+def _same(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]]) -> None:
+    assert found.keys() == expected.keys()
+    for group, tensors in expected.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(found[group][name], tensor), (group, name)
+
+
+@every_algorithm
+def test_a_round_in_which_nobody_moved_moves_nothing(name: str, tmp_path: Path) -> None:
+    """No steps, first round: every update is the model itself, all states are zero."""
+    method, model = _method(name), _first_model(tmp_path)
+    still = LOCAL.model_copy(update={"steps": 0})
+    files = []
+    for client in range(3):
+        result = local_round(method, client, wire.read_group(model, "model", ALL_NAMES), local=still)
+        assert result.steps == 0
+        path = wire.write(tmp_path / f"{client}.safetensors", result.tensors).path
+        files.append(UpdateFile(UpdateInfo(client, SIZES[client], 1.0, 0), path))
+    done = _combine(method, model, (None, None), files, tmp_path / "round")
+    old, new = (wire.read_group(path, "model", ALL_NAMES) for path in (model, done.model.path))
+    for tensor in ALL_NAMES:
+        torch.testing.assert_close(new[tensor], old[tensor], atol=1e-6, rtol=0)
+
+
+@every_algorithm
+def test_kept_and_uploaded_tensors_are_not_the_live_ones(name: str) -> None:
+    """What a client keeps must not change when its model trains on."""
+    model, start = build(), state_of(build())
+    result = local_round(_method(name), 0, start, model=model)
+    copies = {g: {n: t.clone() for n, t in ts.items()} for g, ts in (result.tensors | result.kept).items()}
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.add_(1)
+    _same(result.tensors | result.kept, copies)
