@@ -1,4 +1,4 @@
-"""Models as named tensors, and the few sums over them that algorithms need.
+"""Models as named tensors.
 
 A model's tensors are its unique parameters and persistent buffers, under the names and in the order that
 ``named_parameters()`` and ``named_buffers()`` give: tied weights count once.
@@ -15,18 +15,7 @@ from shared.header import DTYPES, shown
 from shared.problems import InvalidConfiguration, MissingTensor, UnknownTensor, WrongDtype, WrongShape
 from shared.schemas import TensorKind, TensorSpec
 
-__all__ = [
-    "add_scaled",
-    "cast_like",
-    "dtype_name",
-    "load_into",
-    "manifest_of",
-    "state_of",
-    "subtract",
-    "trainable",
-    "widen",
-    "zeros_like",
-]
+__all__ = ["dtype_name", "load_into", "manifest_of", "state_of", "trainable"]
 
 _NAMES = {getattr(torch, dtype.torch): name for name, dtype in DTYPES.items()}
 
@@ -67,17 +56,17 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def load_into(model: nn.Module, tensors: Mapping[str, Tensor], *, partial: bool = False) -> None:
-    """Copy values into the model, in place, so that ties, devices and optimizers' references survive.
+def load_into(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy all tensors of the manifest into the model, in place: ties and optimizers' references survive.
 
-    ``partial`` allows tensors of the model to be missing. Nothing is changed if anything is wrong.
+    Nothing is changed if anything is wrong.
     Raises UnknownTensor, MissingTensor, WrongShape, WrongDtype.
     """
     live = _tensors(model)
     for name, value in tensors.items():
         _check_value(name, value, live)
     missing = [name for name in live if name not in tensors]
-    if missing and not partial:
+    if missing:
         raise MissingTensor(f"the model's tensor {shown(missing[0])} is not given", tensor=shown(missing[0]))
     for name, value in tensors.items():
         live[name].copy_(value)
@@ -122,32 +111,3 @@ def _check_value(name: str, value: Tensor, live: Mapping[str, Tensor]) -> None:
             f"tensor {shown(name)} has dtype {value.dtype}, the model's has {expected.dtype}",
             tensor=shown(name),
         )
-
-
-# ---------------------------------------------------------------- arithmetic, name by name
-
-
-def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(value) for name, value in tensors.items()}
-
-
-def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``left - right`` for the names of ``left``; KeyError where ``right`` lacks one."""
-    return {name: value - right[name] for name, value in left.items()}
-
-
-def add_scaled(left: Mapping[str, Tensor], right: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-    """``left + factor * right`` for the names of ``left``; KeyError where ``right`` lacks one."""
-    return {name: value.add(right[name], alpha=factor) for name, value in left.items()}
-
-
-def widen(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in float32, or in float64 where they are; no copy where nothing changes."""
-    return {
-        name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in tensors.items()
-    }
-
-
-def cast_like(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the dtypes of ``like``; no copy where nothing changes."""
-    return {name: value.to(like[name].dtype) for name, value in tensors.items()}

@@ -80,14 +80,11 @@ def test_loading_restores_the_state_and_keeps_ties() -> None:
     assert all(parameter.requires_grad for parameter in tensors.trainable(model).values())
 
 
-def test_a_part_is_loaded_only_on_request() -> None:
+def test_a_missing_tensor_is_named_and_changes_nothing() -> None:
     model = Awkward()
-    part = {"temperature": torch.tensor(5.0)}
     with pytest.raises(MissingTensor, match="'narrow'"):
-        tensors.load_into(model, part)
+        tensors.load_into(model, {"temperature": torch.tensor(5.0)})
     assert model.temperature.item() == 2.0
-    tensors.load_into(model, part, partial=True)
-    assert model.temperature.item() == 5.0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +101,7 @@ def test_a_wrong_tensor_changes_nothing(
 ) -> None:
     model = Awkward()
     with pytest.raises(problem, match=message):
-        tensors.load_into(model, {"temperature": torch.tensor(5.0), name: value}, partial=True)
+        tensors.load_into(model, tensors.state_of(model) | {"temperature": torch.tensor(5.0), name: value})
     assert model.temperature.item() == 2.0
 
 
@@ -123,41 +120,3 @@ def test_a_model_that_no_file_can_hold_is_refused(model: nn.Module, message: str
 def test_a_lazy_model_is_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="'weight' has no shape yet"):
         tensors.manifest_of(nn.LazyLinear(2))
-
-
-# ---------------------------------------------------------------- arithmetic
-
-
-LEFT = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
-RIGHT = {"b": torch.tensor(4.0), "a": torch.tensor([10.0, 20.0])}
-
-
-def listed(values: dict[str, torch.Tensor]) -> dict[str, object]:
-    return {name: value.tolist() for name, value in values.items()}
-
-
-def test_sums_go_by_name() -> None:
-    assert listed(tensors.zeros_like(LEFT)) == {"a": [0.0, 0.0], "b": 0.0}
-    assert listed(tensors.subtract(LEFT, RIGHT)) == {"a": [-9.0, -18.0], "b": -1.0}
-    assert listed(tensors.add_scaled(LEFT, RIGHT, 0.5)) == {"a": [6.0, 12.0], "b": 5.0}
-    assert listed(LEFT) == {"a": [1.0, 2.0], "b": 3.0}
-
-
-def test_a_missing_name_is_an_error() -> None:
-    with pytest.raises(KeyError, match="b"):
-        tensors.subtract(LEFT, {"a": LEFT["a"]})
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wide"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_sums_run_wide_and_come_back_narrow(dtype: torch.dtype, wide: torch.dtype) -> None:
-    narrow = {"a": torch.ones(2, dtype=dtype)}
-    assert tensors.widen(narrow)["a"].dtype == wide
-    assert tensors.cast_like(tensors.widen(narrow), narrow)["a"].dtype == dtype
