@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,10 +72,10 @@ def measure(
             admin.create(run_request(admin, _config(large, rounds, workers)))
             for number in range(workers):
                 _start_worker(processes, url, f"worker-{number:02}")
-            views, moved = _follow(processes, admin, rounds)
+            views, first, last = _follow(processes, admin)
     finally:
         processes.stop()
-    return _result(views, moved, large=large, workers=workers, database_url=database_url)
+    return _result(views, first, last, large=large, workers=workers, database_url=database_url)
 
 
 def _config(large: bool, rounds: int, workers: int) -> RunConfig:
@@ -86,6 +87,7 @@ def _config(large: bool, rounds: int, workers: int) -> RunConfig:
             "rounds": rounds,
             "min_clients": workers,
             "quorum": workers,
+            "algorithm": "benchmarks.synthetic:Nudge",
             "local": {"steps": 0},
             "weighting": {"kind": "disco"},
             "evaluate_every": 0,
@@ -98,29 +100,52 @@ def _start_worker(processes: Processes, url: str, name: str) -> None:
     processes.start(name, "worker", "--url", url, "--name", name, "--state", str(state), "--task", TASK)
 
 
-def _follow(processes: Processes, admin: Admin, rounds: int) -> tuple[list[RoundView], int]:
-    """All rounds, and the loopback bytes between the ends of the first round looked at and the last."""
-    first: tuple[int, int] | None = None
+@dataclass(frozen=True)
+class Sample:
+    """Counters at one moment: rounds done, loopback bytes, CPU seconds by kind of process."""
+
+    rounds: int
+    bytes: int
+    coordinator: float
+    workers: float
+
+    @classmethod
+    def now(cls, rounds: int, processes: Processes) -> Sample:
+        used = {name: _cpu_seconds(process.pid) for name, process in processes.running.items()}
+        coordinator = used.pop("coordinator")
+        return cls(rounds, _loopback_bytes(), coordinator, sum(used.values()))
+
+
+def _follow(processes: Processes, admin: Admin) -> tuple[list[RoundView], Sample, Sample]:
+    """All rounds, and the counters after one of the first rounds and after the last."""
+    first: Sample | None = None
     while True:
         run = admin.run("overhead")
         if name := processes.failed():
             sys.exit(f"{name} ended early:\n{processes.tail(name)}")
-        now = run.completed_rounds, _loopback_bytes()
-        if run.status is not RunStatus.RUNNING and run.status is not RunStatus.ENROLLING:
+        sample = Sample.now(run.completed_rounds, processes)
+        if run.status.terminal:
             assert run.status is RunStatus.COMPLETED, run.reason
             assert first is not None
-            return admin.rounds("overhead"), (now[1] - first[1]) // (now[0] - first[0])
+            return admin.rounds("overhead"), first, sample
         if first is None and run.completed_rounds >= 1:
-            first = now
+            first = sample
         time.sleep(0.5)
 
 
 def _result(
-    views: list[RoundView], moved: int, *, large: bool, workers: int, database_url: str | None
+    views: list[RoundView],
+    first: Sample,
+    last: Sample,
+    *,
+    large: bool,
+    workers: int,
+    database_url: str | None,
 ) -> dict[str, object]:
     ends = [view.completed_at for view in views if view.completed_at is not None]
     seconds = [(after - before).total_seconds() for before, after in pairwise(ends)]
     parameters = 11_220_132 if large else 62_006
+    rounds = last.rounds - first.rounds
     return {
         "benchmark": "round overhead, large" if large else "round overhead",
         "seconds_a_round": round(statistics.median(seconds), 4),
@@ -128,19 +153,26 @@ def _result(
         "rounds": len(ends),
         "workers": workers,
         "parameters": parameters,
-        "bytes_a_round": moved,
-        "bytes_of_model_a_round": 2 * workers * parameters * 4,
+        "bytes_a_round": (last.bytes - first.bytes) // rounds,
+        "bytes_of_models_a_round": 2 * workers * parameters * 4,
+        "coordinator_cpu_seconds_a_round": round((last.coordinator - first.coordinator) / rounds, 4),
+        "one_workers_cpu_seconds_a_round": round((last.workers - first.workers) / rounds / workers, 4),
         "database": "PostgreSQL" if database_url else "SQLite",
         "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[2],
+        "load_average": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "httpx": httpx.__version__,
     }
 
 
+def _cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def _loopback_bytes() -> int:
-    return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
 
 
 def _until_ready(processes: Processes, url: str) -> None:

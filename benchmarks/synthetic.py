@@ -1,4 +1,4 @@
-"""A task that costs nothing but its model: for measuring the service around the training."""
+"""A task and an algorithm that cost nothing but the model: for measuring the service around the training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shared.algorithms.base import Algorithm, AlgorithmParameters, LocalRound
 from shared.config import Frozen
 from shared.data import Examples
 from shared.tasks.base import Split, Task
 
-__all__ = ["Noise"]
+__all__ = ["Noise", "Nudge"]
 
 EXAMPLES = 20
 
@@ -49,3 +50,13 @@ class Noise(Task):
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         return inputs.float().div_(255)
+
+
+class Nudge(Algorithm[AlgorithmParameters]):
+    """FedAvg without training that moves one tensor a little: else the model would stay the same file."""
+
+    citation = "none"
+
+    @torch.no_grad()
+    def begin(self, local: LocalRound) -> None:
+        next(iter(local.parameters.values())).add_(1e-3)
