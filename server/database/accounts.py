@@ -37,9 +37,15 @@ _VIEW = sa.select(
     clients.c.version,
 )
 _BY_HASH = _VIEW.where(clients.c.token_hash == sa.bindparam("of_hash", type_=sa.String))
+# the driver knows how many rows an INSERT made; SQLAlchemy forgets it unless asked
+_COUNTED = {"preserve_rowcount": True}
 _ADD: Mapping[str, sa.UpdateBase] = {
-    "sqlite": sqlite.insert(clients).on_conflict_do_nothing(index_elements=["client"]),
-    "postgresql": postgresql.insert(clients).on_conflict_do_nothing(index_elements=["client"]),
+    "sqlite": sqlite.insert(clients)
+    .on_conflict_do_nothing(index_elements=["client"])
+    .execution_options(**_COUNTED),
+    "postgresql": postgresql.insert(clients)
+    .on_conflict_do_nothing(index_elements=["client"])
+    .execution_options(**_COUNTED),
 }
 GONE = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
 OPEN = tuple(status for status in RunStatus if not status.terminal)

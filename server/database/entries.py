@@ -29,9 +29,15 @@ from shared.schemas import (
 
 __all__ = ["add_evaluation", "create_run", "heartbeat", "record"]
 
+# the driver knows how many rows an INSERT made; SQLAlchemy forgets it unless asked
+_COUNTED = {"preserve_rowcount": True}
 _ADD_RUN: Mapping[str, sa.UpdateBase] = {
-    "sqlite": sqlite.insert(runs).on_conflict_do_nothing(index_elements=["run"]),
-    "postgresql": postgresql.insert(runs).on_conflict_do_nothing(index_elements=["run"]),
+    "sqlite": sqlite.insert(runs)
+    .on_conflict_do_nothing(index_elements=["run"])
+    .execution_options(**_COUNTED),
+    "postgresql": postgresql.insert(runs)
+    .on_conflict_do_nothing(index_elements=["run"])
+    .execution_options(**_COUNTED),
 }
 
 
@@ -93,8 +99,8 @@ def add_evaluation(
 
 
 _ADD_EVALUATION: Mapping[str, sa.UpdateBase] = {
-    "sqlite": sqlite.insert(evaluations).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(evaluations).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(evaluations).on_conflict_do_nothing().execution_options(**_COUNTED),
+    "postgresql": postgresql.insert(evaluations).on_conflict_do_nothing().execution_options(**_COUNTED),
 }
 
 
