@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from server.pages.words import amount, number, percent
+from server.pages.words import amount, number, percent, plain
 from shared.config import DiscoWeighting, Weighting
 from shared.schemas import LedgerRow
 
@@ -66,12 +66,10 @@ def fallback(rows: Sequence[LedgerRow], weighting: Weighting) -> str | None:
 
 def sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
     """One client's weight in plain words, from the stored numbers of its ledger row."""
-    if not row.included and row.reason:
-        return f"Not in the model: {row.reason}."
+    if not row.included:
+        return f"Not in the model: {row.reason or f'the client {plain(row.status)}'}."
     if row.weight is None:
         return "No weight yet: the round has not been aggregated."
-    if not row.included:
-        return "Not in the model."
     if isinstance(weighting, DiscoWeighting):
         return _disco(row, rows, weighting)
     if weighting.kind == "sizes":

@@ -6,9 +6,9 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.schemas import EvaluationView, EventView, RoundView, RunSummary, RunView
+from shared.schemas import EnrolmentStatus, EvaluationView, EventView, RoundView, RunSummary, RunView
 
-__all__ = ["Reader", "newest_events"]
+__all__ = ["Reader", "newest_events", "stream_of"]
 
 _FIRST_WINDOW = 64
 _GROWTH = 8
@@ -36,6 +36,17 @@ class Reader(Protocol):
         ...
 
     def latest_event_id(self, run: str | None = None) -> int: ...
+
+
+def stream_of(run: RunView, latest: int) -> str | None:
+    """Where a page about the run hears of changes; None when nothing can change any more.
+
+    A run that has ended goes on changing until everybody has left it: its last model is still scored.
+    """
+    gone = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+    if run.status.terminal and all(found.status in gone for found in run.enrolments):
+        return None
+    return f"/api/v1/runs/{run.run}/events?after={latest}"
 
 
 def newest_events(store: Reader, run: str, many: int) -> tuple[EventView, ...]:

@@ -7,10 +7,10 @@ import datetime as dt
 from server.pages.charts import bar
 from server.pages.contexts import LedgerLine, RoundPage
 from server.pages.explain import fallback, formula, legend, sentence, weighting_name
-from server.pages.reader import Reader
+from server.pages.reader import Reader, stream_of
 from shared.config import Weighting
 from shared.problems import NotFound
-from shared.schemas import LedgerRow, RoundStatus, RoundView, RunView
+from shared.schemas import LedgerRow, RoundView, RunView
 
 __all__ = ["round_page"]
 
@@ -36,7 +36,7 @@ def round_page(
     return RoundPage(
         title=f"Round {number} · {name}",
         now=now,
-        events=f"/api/v1/runs/{name}/events?after={latest}" if _changes(run, newest) else None,
+        events=stream_of(run, latest),
         run=run,
         round=shown,
         seconds=(shown.completed_at - shown.opened_at).total_seconds() if shown.completed_at else None,
@@ -56,11 +56,6 @@ def round_page(
 
 def _last(run: RunView) -> int:
     return max(run.completed_rounds, run.current_round.round if run.current_round else 0)
-
-
-def _changes(run: RunView, round: RoundView) -> bool:
-    """Whether events can still alter the page: an evaluation can, as long as the run lives."""
-    return not run.status.terminal or round.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
 
 
 def _line(row: LedgerRow, round: RoundView, weighting: Weighting, longest: float) -> LedgerLine:

@@ -20,7 +20,7 @@ from server.pages.contexts import (
     WeightBar,
 )
 from server.pages.explain import weighting_name
-from server.pages.reader import Reader, newest_events
+from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.words import number, percent
 from shared.schemas import (
     EvaluationView,
@@ -57,7 +57,7 @@ def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = F
     return RunPage(
         title=_title(run),
         now=now,
-        events=None if run.status.terminal else f"/api/v1/runs/{name}/events?after={latest}",
+        events=stream_of(run, latest),
         run=run,
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),

@@ -67,6 +67,7 @@
   // ------------------------------------------------------------- fetching
 
   function refresh() {
+    if (!main.dataset.events) return;
     if (document.hidden) {
       missed = true;
       return;
