@@ -46,13 +46,12 @@ class Draft:
 
     # ---------------------------------------------------------------- effects
 
-    def record(self, kind: Kind, client: str | None = None, **detail: Any) -> None:
-        self._records.append(Record(kind, client, detail=detail))
+    def record(self, kind: Kind, client: str | None = None, round: int | None = None, **detail: Any) -> None:
+        self._records.append(Record(kind, client, round, detail))
 
     def record_round(self, kind: Kind, client: str | None = None, **detail: Any) -> None:
         """A record that belongs to the current attempt of the current round."""
-        detail = {"attempt": self.round.attempt, **detail}
-        self._records.append(Record(kind, client, self.round.number, detail))
+        self.record(kind, client, self.round.number, attempt=self.round.attempt, **detail)
 
     def aggregate(self) -> None:
         self._aggregate = Aggregate(self.round.number, self.round.attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from server.lifecycle.draft import Draft
 from server.lifecycle.events import (
@@ -47,15 +48,10 @@ def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
         reason=NO_EXAMPLES if event.role is Role.TRAINER and event.examples == 0 else None,
     )
     draft.put_enrolment(enrolment)
-    detail = {"reason": enrolment.reason} if enrolment.reason else {}
-    draft.record(
-        "client_enrolled",
-        event.client,
-        role=str(event.role),
-        examples=event.examples,
-        index=enrolment.index,
-        **detail,
-    )
+    detail: dict[str, Any] = {"role": str(event.role), "examples": event.examples, "index": enrolment.index}
+    if enrolment.reason:
+        detail["reason"] = enrolment.reason
+    draft.record("client_enrolled", event.client, **detail)
     if enrolment.status is EnrolmentStatus.AWAITING_DISCREPANCY:
         draft.wake(event.client)
     _go_on(draft)
