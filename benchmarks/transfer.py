@@ -1,0 +1,189 @@
+"""What one large update costs the coordinator: real HTTP over loopback, memory sampled while it arrives.
+
+    python -m benchmarks.transfer            1 GiB
+    python -m benchmarks.transfer --mib 64   smaller
+
+Prints one JSON line. The same file first travels as initial weights, so that the growth of memory (resident
+set, against the idle coordinator) covers both kinds of upload. Of the two trainers only one delivers: nothing
+is aggregated. Seconds end with the receipt, so they include hashing, validation and fsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import torch
+
+from feddisco.admin import Admin
+from feddisco.demo import Processes
+from shared import wire
+from shared.config import RunConfig
+from shared.schemas import (
+    EnrolmentRequest,
+    InitialBlob,
+    Registration,
+    RunRequest,
+    TensorSpec,
+    Train,
+    UpdateReport,
+)
+from worker.client import Coordinator
+
+HOST = "127.0.0.1"
+MIB = 1024 * 1024
+LIMIT_BYTES = 64 * MIB
+TASK = "benchmarks.nowhere:Task"  # never imported: its weights are uploaded
+CLASSES = ("no", "yes")
+TENSORS = 16
+ROOT = Path(__file__).resolve().parent.parent
+SECRETS = {"admin": "benchmark-admin-token", "join": "benchmark-join-token"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mib", type=int, default=1024, help="size of the update in MiB")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="feddisco-transfer-") as folder:
+        print(json.dumps(measure(Path(folder), arguments.mib)))
+
+
+def measure(folder: Path, mib: int) -> dict[str, object]:
+    port = _free_port()
+    processes = Processes(folder, _environment(folder))
+    url = f"http://{HOST}:{port}"
+    try:
+        server = processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
+        _until_ready(processes, url)
+        written, manifest = _file(folder / "update", mib)
+        with Admin(url, token=SECRETS["admin"]) as admin, _memory_of(server.pid) as memory:
+            initial_seconds = _create(admin, written, manifest)
+            update_seconds = _upload(url, written)
+    finally:
+        processes.stop()
+    return _result(written.bytes, memory, initial_seconds, update_seconds)
+
+
+def _file(path: Path, mib: int) -> tuple[wire.Written, tuple[TensorSpec, ...]]:
+    tensor = torch.ones(mib * MIB // 4 // TENSORS)
+    names = [f"layer{number:02}.weight" for number in range(TENSORS)]
+    manifest = tuple(TensorSpec(name=name, shape=tuple(tensor.shape), dtype="F32") for name in names)
+    return wire.write(path, {wire.MODEL: dict.fromkeys(names, tensor)}), manifest
+
+
+def _create(admin: Admin, written: wire.Written, manifest: tuple[TensorSpec, ...]) -> float:
+    begin = time.perf_counter()
+    admin.put_blob(written.path, written.digest)
+    seconds = time.perf_counter() - begin
+    config = RunConfig.model_validate(
+        {
+            "name": "transfer",
+            "task": TASK,
+            "classes": CLASSES,
+            "quorum": 2,
+            "weighting": {"kind": "sizes"},
+            "evaluate_every": 0,
+        }
+    )
+    admin.create(RunRequest(config=config, initial=InitialBlob(digest=written.digest, manifest=manifest)))
+    return seconds
+
+
+def _upload(url: str, written: wire.Written) -> float:
+    """Two trainers enrol; the first sends its update. Seconds from the first byte to the receipt."""
+    with Coordinator(url) as first, Coordinator(url) as second:
+        for name, client in (("first", first), ("second", second)):
+            client.authenticate(client.register(SECRETS["join"], Registration(name=name)).token)
+            client.enrol("transfer", EnrolmentRequest(task=TASK, examples=10, classes=CLASSES))
+        assignment, waiting = first.work(10)
+        assert isinstance(assignment, Train), waiting
+        report = UpdateReport(attempt=assignment.attempt, steps=1, examples=10)
+        begin = time.perf_counter()
+        receipt = first.upload("transfer", assignment.round, report, written.path, written.digest)
+        seconds = time.perf_counter() - begin
+    assert receipt.digest == written.digest
+    return seconds
+
+
+@contextmanager
+def _memory_of(pid: int) -> Iterator[list[int]]:
+    """Resident bytes of a process: at the beginning, then every 10 ms until the block ends."""
+    process, ended = psutil.Process(pid), threading.Event()
+    samples = [process.memory_info().rss]
+
+    def sample() -> None:
+        while not ended.wait(0.01):
+            samples.append(process.memory_info().rss)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _result(size: int, memory: list[int], initial_seconds: float, update_seconds: float) -> dict[str, object]:
+    growth = max(memory) - memory[0]
+    return {
+        "benchmark": "transfer",
+        "bytes": size,
+        "growth_bytes": growth,
+        "limit_bytes": LIMIT_BYTES,
+        "within_limit": growth < LIMIT_BYTES,
+        "idle_bytes": memory[0],
+        "samples": len(memory),
+        "update_seconds": round(update_seconds, 3),
+        "update_mb_per_second": round(size / 1e6 / update_seconds, 1),
+        "initial_mb_per_second": round(size / 1e6 / initial_seconds, 1),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[2],
+        "python": platform.python_version(),
+        "httpx": httpx.__version__,
+    }
+
+
+def _until_ready(processes: Processes, url: str) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            if httpx.get(f"{url}/readyz", timeout=5).is_success:
+                return
+        except httpx.HTTPError:
+            if time.monotonic() > end or processes.failed():
+                sys.exit(f"the coordinator did not start:\n{processes.tail('coordinator')}")
+        time.sleep(0.1)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
+        "FEDDISCO_ADMIN_TOKEN": SECRETS["admin"],
+        "FEDDISCO_JOIN_TOKEN": SECRETS["join"],
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
