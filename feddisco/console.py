@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,7 +24,7 @@ from shared.schemas import (
 
 __all__ = ["accuracy_table", "clients_table", "follow", "ledger_table", "newest", "run_page", "runs_table"]
 
-_console = Console(highlight=False)
+_console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def _table(title: str, *columns: str, rows: Iterable[Sequence[str]]) -> None:

@@ -30,7 +30,7 @@ from shared.schemas import RunStatus
 __all__ = ["Processes", "run_demo"]
 
 HOST = "127.0.0.1"
-_console = Console(highlight=False)
+_console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 @dataclass
