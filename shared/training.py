@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Batch, LocalRound
+from shared.batches import batches, planned_epochs, planned_steps
 from shared.schemas import TensorKind
 from shared.seeds import derive, torch_generator
 from shared.tensors import load_into, manifest_of, trainable
@@ -34,8 +35,6 @@ __all__ = [
     "Precision",
     "Stopped",
     "TrainProgress",
-    "planned_steps",
-    "steps_per_epoch",
     "train",
 ]
 
@@ -89,25 +88,6 @@ class LocalResult:
     seconds: float
 
 
-def steps_per_epoch(examples: int, batch_size: int, drop_last: bool) -> int:
-    """Batches of an epoch; an incomplete last one is dropped unless it is the only one.
-
-    >>> steps_per_epoch(130, 64, True), steps_per_epoch(130, 64, False), steps_per_epoch(10, 64, True)
-    (2, 3, 1)
-    """
-    whole, rest = divmod(examples, batch_size)
-    return whole + (1 if rest and (whole == 0 or not drop_last) else 0)
-
-
-def planned_steps(local: LocalTraining, examples: int) -> int:
-    """Optimizer steps of one round of a client with so many examples."""
-    if examples == 0:
-        return 0
-    if local.steps is not None:
-        return local.steps
-    return (local.epochs or 0) * steps_per_epoch(examples, local.batch_size, local.drop_last)
-
-
 def train(
     *,
     task: Task,
@@ -143,8 +123,44 @@ def train(
     began = clock()
     model.to(device).train()
     load_into(model, {**start, **kept.get(LOCAL_BUFFERS, {})} if buffers == "keep-local" else start)
+    state = _local_round(model, algorithm, local, received, kept, first_time, relative_size)
+    loop = _Loop(task, algorithm, state, local, device, precision)
+    steps, epochs = planned_steps(local, len(examples)), planned_epochs(local, len(examples))
+    order = batches(local, len(examples), seed, round, index)
+    augmentation = torch_generator(seed, "augmentation", round, index)
+    with _reproducible(derive(seed, "dropout", round, index), device):
+        algorithm.begin(state)
+        for step, (epoch, positions) in enumerate(order, start=1):
+            if should_stop is not None and should_stop():
+                raise Stopped(f"stopped before step {step} of {steps}")
+            loop.step(examples, positions, augmentation)
+            if step % loop.look_every == 0 or step == steps:
+                loop.look(step, f"step {step} of {steps} in round {round}")
+            if on_progress is not None:
+                on_progress(TrainProgress(epoch, epochs, step, steps, loop.mean_loss))
+        finish = algorithm.finish(state)
+    return LocalResult(
+        tensors={"model": _model_tensors(state, buffers)}
+        | _declared("uploads", algorithm.uploads, finish.uploads),
+        kept=_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(model, buffers),
+        steps=state.steps,
+        examples=len(examples),
+        loss=loop.mean_loss,
+        seconds=clock() - began,
+    )
+
+
+def _local_round(
+    model: nn.Module,
+    algorithm: Algorithm[Any],
+    local: LocalTraining,
+    received: Mapping[str, Mapping[str, Tensor]],
+    kept: Mapping[str, Mapping[str, Tensor]],
+    first_time: bool,
+    relative_size: float,
+) -> LocalRound:
     parameters = trainable(model)
-    state = LocalRound(
+    return LocalRound(
         model=model,
         parameters=parameters,
         start={name: parameter.detach().clone() for name, parameter in parameters.items()},
@@ -154,30 +170,6 @@ def train(
         relative_size=relative_size,
         learning_rate=local.learning_rate,
         momentum=local.momentum,
-    )
-    loop = _Loop(task, algorithm, state, local, device, precision)
-    plan = planned_steps(local, len(examples))
-    epochs = -(-plan // max(1, steps_per_epoch(len(examples), local.batch_size, local.drop_last)))
-    augmentation = torch_generator(seed, "augmentation", round, index)
-    with _global_generators(derive(seed, "dropout", round, index), device):
-        algorithm.begin(state)
-        for step, (epoch, order) in enumerate(_batches(len(examples), local, plan, seed, round, index), 1):
-            if should_stop is not None and should_stop():
-                raise Stopped(f"stopped before step {step} of {plan}")
-            loop.step(examples.inputs, examples.targets, order, augmentation)
-            if step % loop.look_every == 0 or step == plan:
-                loop.look(step, f"step {step} of {plan} in round {round}")
-            if on_progress is not None:
-                on_progress(TrainProgress(epoch, epochs, step, plan, loop.mean_loss))
-        finish = algorithm.finish(state)
-    return LocalResult(
-        tensors={"model": _model_tensors(model, parameters, buffers)}
-        | _declared("uploads", algorithm.uploads, finish.uploads),
-        kept=_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(model, buffers),
-        steps=state.steps,
-        examples=len(examples),
-        loss=loop.mean_loss,
-        seconds=clock() - began,
     )
 
 
@@ -209,12 +201,10 @@ class _Loop:
         self.mean_loss: float | None = None
         self._sum = torch.zeros((), device=device)
 
-    def step(self, inputs: Tensor, targets: Tensor, order: Tensor, augmentation: torch.Generator) -> None:
-        """One batch: the examples at ``order``, wherever they are resident."""
-        order = order.to(inputs.device)
-        images = inputs.index_select(0, order).to(self.device, non_blocking=True)
-        labels = targets.index_select(0, order).to(self.device, non_blocking=True)
-        objective = self._objective(self.task.prepare(images, augmentation), labels)
+    def step(self, examples: Examples, positions: Tensor, augmentation: torch.Generator) -> None:
+        """One batch: the examples at ``positions``, wherever they are resident."""
+        batch = examples.subset(positions).to(self.device)
+        objective = self._objective(self.task.prepare(batch.inputs, augmentation), batch.targets)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self.scaler.scale(objective))
         self.scaler.unscale_(self.optimizer)
@@ -247,28 +237,20 @@ class _Loop:
         return self.scaler.get_scale() >= before
 
 
-def _batches(
-    examples: int, local: LocalTraining, plan: int, seed: int, round: int, index: int
-) -> Iterator[tuple[int, Tensor]]:
-    """``plan`` times (epoch from 1, positions of a batch); each epoch is shuffled by its own seed."""
-    size, epoch, done = local.batch_size, 0, 0
-    while done < plan:
-        epoch += 1
-        order = torch.randperm(examples, generator=torch_generator(seed, "batches", round, index, epoch))
-        for batch in range(min(steps_per_epoch(examples, size, local.drop_last), plan - done)):
-            yield epoch, order[batch * size : (batch + 1) * size]
-            done += 1
-
-
 @contextmanager
-def _global_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that dropout draws from, and put them back afterwards."""
+def _reproducible(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators that dropout draws from, and put them back afterwards.
+
+    On CUDA, cuDNN may use only algorithms that give the same bits each time.
+    """
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
         torch.default_generator.manual_seed(seed)
         if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+            stack.enter_context(torch.cuda.device(device))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, deterministic=True))
+            torch.cuda.manual_seed(seed)
         elif device.type == "mps":
             torch.mps.manual_seed(seed)
         yield
@@ -294,14 +276,13 @@ def _declared(kind: str, declared: Sequence[str], returned: Groups) -> Groups:
     return {group: {name: _on_cpu(tensor) for name, tensor in returned[group].items()} for group in declared}
 
 
-def _model_tensors(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], buffers: Literal["average", "keep-local"]
-) -> Tensors:
-    tensors = {name: _on_cpu(parameter) for name, parameter in parameters.items()}
+def _model_tensors(state: LocalRound, buffers: Literal["average", "keep-local"]) -> Tensors:
+    """What is sent of the model: parameters, and running statistics if they are averaged."""
+    tensors = {name: _on_cpu(parameter) for name, parameter in state.parameters.items()}
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise Diverged(f"The tensor {name!r} holds NaN or infinity after training.")
-    return tensors | (_running(model) if buffers == "average" else {})
+    return tensors | (_running(state.model) if buffers == "average" else {})
 
 
 def _local_buffers(model: nn.Module, buffers: Literal["average", "keep-local"]) -> Groups:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Batch, LocalFinish, LocalRound
+from shared.batches import planned_steps, steps_per_epoch
 from shared.config import LocalTraining
 from shared.data import Examples
 from shared.evaluation import evaluate
@@ -27,8 +28,6 @@ from shared.training import (
     LocalResult,
     Stopped,
     TrainProgress,
-    planned_steps,
-    steps_per_epoch,
     train,
 )
 
