@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 import fcntl
 import hashlib
 import os
@@ -314,12 +315,19 @@ def test_a_full_disk_is_explained(tmp_path: Path) -> None:
     assert "free space" in caught.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_the_right_to_write_is_explained(store: BlobStore) -> None:
-    (store.folder / "incoming").chmod(0o500)
-    with pytest.raises(StorageUnavailable, match="Permission denied") as caught:
-        store.check()
-    assert "right to write" in caught.value.hint
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "right to write"),
+        (errno.EROFS, "mount it for writing"),
+        (errno.EDQUOT, "raise the quota"),
+        (errno.EIO, "system's log"),
+    ],
+)
+def test_each_refusal_of_the_disk_says_what_to_do(tmp_path: Path, number: int, advice: str) -> None:
+    with pytest.raises(StorageUnavailable, match=os.strerror(number)) as caught, storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number))  # root, as CI is, cannot be refused for real
+    assert advice in caught.value.hint
 
 
 def test_readiness_notices_a_folder_that_went_away(store: BlobStore) -> None:
