@@ -78,8 +78,8 @@ def nice_ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     >>> nice_ticks(0.12, 0.93)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low <= _EPSILON * max(abs(low), abs(high)):  # one level: from zero to it
+        low, high = min(low, 0.0), max(high, 0.0) if low or high else 1.0
     rough = (high - low) / most
     unit = 10.0 ** math.floor(math.log10(rough))
     for factor in (1, 2, 5, 10, 20):
@@ -88,7 +88,8 @@ def nice_ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
         last = math.ceil(high / step - _EPSILON)
         if last - first <= most:
             break
-    return tuple(float(f"{index * step:.12g}") for index in range(first, last + 1))
+    digits = 1 - math.floor(math.log10(step))
+    return tuple(round(index * step, digits) for index in range(first, last + 1))
 
 
 def whole_ticks(low: int, high: int, most: int = 6) -> tuple[int, ...]:
