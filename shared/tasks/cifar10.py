@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -11,7 +13,7 @@ from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split
 from shared.tasks.images import ImageTask, read_folder
 
-__all__ = ["CIFAR10", "TASK"]
+__all__ = ["CIFAR10", "TASK", "read_binary", "refuse_pickle"]
 
 PIXELS = 3 * 32 * 32
 FILES = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
@@ -34,33 +36,45 @@ class CIFAR10(ImageTask):
         with opened(source, wanted) as archive:
             ends = {name.rsplit("/", 1)[-1] for name in archive.names}
             if ends & {*FILES["train"], *FILES["test"]}:
-                return _read_binary(archive, split)
+                return read_binary(archive, FILES[split], label_bytes=1, classes=10)
             if "data_batch_1" in ends:
-                raise InvalidConfiguration(
-                    f"data: {archive.path} holds the Python version of CIFAR-10: pickle, never read.",
-                    hint="Use the binary version (cifar-10-binary.tar.gz) from the same place.",
-                )
+                refuse_pickle(archive, "cifar-10-binary.tar.gz")
             return read_folder(archive, split, self.classes, 3, (32, 32), self.cache)
 
 
 TASK = CIFAR10
 
 
-def _read_binary(archive: Archive, split: Split) -> Examples:
-    """Records of one label byte and 3,072 pixels: red, green, blue planes, row by row."""
-    records = [_records(archive, find_file(archive, [file])) for file in FILES[split]]
-    table = torch.cat(records)  # (N, 1 + 3072)
-    return Examples(table[:, 1:].reshape(-1, 3, 32, 32).contiguous(), table[:, 0].to(torch.int64))
+def read_binary(archive: Archive, files: Sequence[str], label_bytes: int, classes: int) -> Examples:
+    """Records of label bytes, of which the last counts, and 3,072 pixels: red, green, blue planes.
+
+    Raises:
+        InvalidConfiguration: a file is missing, is no multiple of a record, or has a label out of range.
+    """
+    records = [_records(archive, find_file(archive, [file]), label_bytes, classes) for file in files]
+    table = torch.cat(records)  # (N, label_bytes + 3072)
+    images = table[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous()
+    return Examples(images, table[:, label_bytes - 1].to(torch.int64))
 
 
-def _records(archive: Archive, name: str) -> torch.Tensor:
-    data = archive.read(name)
-    if not data or len(data) % (1 + PIXELS):
+def refuse_pickle(archive: Archive, instead: str) -> NoReturn:
+    """Say which file to take in place of the one whose reading could run anybody's code."""
+    raise InvalidConfiguration(
+        f"data: {archive.path} holds the Python version of the data: pickle, never read.",
+        hint=f"Use the binary version ({instead}) from the same place.",
+    )
+
+
+def _records(archive: Archive, name: str, label_bytes: int, classes: int) -> torch.Tensor:
+    data, width = archive.read(name), label_bytes + PIXELS
+    if not data or len(data) % width:
         raise InvalidConfiguration(
-            f"data: {name} in {archive.path} has {len(data)} bytes, not a multiple of {1 + PIXELS}: "
-            "it is cut off, or not the binary version of CIFAR-10."
+            f"data: {name} in {archive.path} has {len(data)} bytes, not a multiple of {width}: "
+            "it is cut off, or not the binary version."
         )
-    records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 1 + PIXELS)
-    if int(records[:, 0].max()) > 9:
-        raise InvalidConfiguration(f"data: {name} in {archive.path} has a label above 9: not CIFAR-10.")
+    records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, width)
+    if int(records[:, label_bytes - 1].max()) >= classes:
+        raise InvalidConfiguration(
+            f"data: {name} in {archive.path} has a label above {classes - 1}: it is another data set."
+        )
     return records

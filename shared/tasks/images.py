@@ -6,6 +6,7 @@ and normalised by one fused multiplication, so that the loader is never what tra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from shared.decoding import decode_images
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task
 
-__all__ = ["IMAGE_SUFFIXES", "ImageTask", "crop", "flip", "folder_images", "read_folder"]
+__all__ = ["IMAGE_SUFFIXES", "ImageTask", "crop", "flip", "folder_images", "read_folder", "rotate"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -33,14 +34,17 @@ class ImageTask(Task):
     deviation: tuple[float, ...]
     crop_padding: int = 0
     flips: bool = False
+    rotation: float = 0.0  # degrees at most, either way
     default_model = "simple-cnn"
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Random crop and flip when a generator is given, as far as the task has them; then normalised."""
+        """Normalised; before that the task's crop, flip and rotation when a generator is given."""
         if generator is not None and self.crop_padding:
             inputs = crop(inputs, self.crop_padding, generator)
         if generator is not None and self.flips:
             inputs = flip(inputs, generator)
+        if generator is not None and self.rotation:
+            inputs = rotate(inputs, self.rotation, generator)
         mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
         scale = 1 / (255 * torch.tensor(self.deviation, device=inputs.device).view(-1, 1, 1))
         return inputs.float().sub_(255 * mean).mul_(scale)
@@ -59,6 +63,23 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Each of the images (B, C, H, W) mirrored left to right, or not, with equal chances."""
     mirrored = torch.nonzero(torch.rand(len(images), generator=generator) < 0.5).flatten().to(images.device)
     return images.index_copy(0, mirrored, images.index_select(0, mirrored).flip(3))
+
+
+def rotate(images: Tensor, degrees: float, generator: torch.Generator) -> Tensor:
+    """Each image turned about its centre by an angle within +-``degrees``, float32, black where nothing is.
+
+    (B, C, H, W) with nearest pixels, so that no new colours arise.
+    """
+    draws = torch.rand(len(images), generator=generator).to(images.device)
+    angles = (2 * draws - 1) * math.radians(degrees)
+    cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    height, width = images.shape[2:]
+    # rows of the map from output to input places, both from -1 to 1, hence the ratio of the sides
+    rows = [cosine, -sine * (height / width), zero, sine * (width / height), cosine, zero]
+    grid = functional.affine_grid(
+        torch.stack(rows, dim=1).view(-1, 2, 3), list(images.shape), align_corners=False
+    )
+    return functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
 
 
 def read_folder(

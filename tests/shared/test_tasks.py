@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import struct
 import tarfile
@@ -23,7 +24,7 @@ from shared.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Split, Task
-from shared.tasks.images import crop, flip
+from shared.tasks.images import crop, flip, rotate
 
 CONTRACT = ("cat", "dog", "lion")
 
@@ -191,8 +192,26 @@ def test_a_flip_mirrors_about_half_of_the_images() -> None:
     assert 70 < sum(mirrored) < 130
 
 
+def test_a_rotation_turns_the_image_about_its_centre() -> None:
+    wide = torch.arange(1, 16, dtype=torch.uint8).view(1, 1, 3, 5).repeat(300, 1, 1, 1)
+    turned = rotate(wide, 180, torch.Generator().manual_seed(0))
+    assert torch.all(turned[:, 0, 1, 2] == 8)  # the centre stays
+    square = torch.zeros(300, 1, 9, 9, dtype=torch.uint8)
+    square[:, 0, 4, 8] = 1  # 4 pixels right of the centre
+    angles = 90 * (2 * torch.rand(300, generator=torch.Generator().manual_seed(0)) - 1)
+    places = rotate(square, 90, torch.Generator().manual_seed(0))[:, 0]
+    for angle, place in zip(angles.tolist(), places, strict=True):
+        for y, x in torch.nonzero(place).tolist():
+            there = math.degrees(math.atan2(4 - y, x - 4))
+            assert abs(abs(there) - abs(angle)) < 12  # within a pixel of the circle's arc
+    still = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(rotate(still, 1e-4, torch.Generator().manual_seed(0)), still.float())
+    ahead = rotate(square[:64], 15, torch.Generator().manual_seed(0))
+    assert set(torch.nonzero(ahead)[:, 2].tolist()) <= {3, 4, 5}  # sin 15 degrees is about a pixel in 4
+
+
 def test_augmentation_follows_the_generator_only() -> None:
-    task = load_task("cifar10")
+    task = load_task("cifar100")
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
     copy = images.clone()
 
@@ -354,6 +373,31 @@ def test_the_binary_version_of_cifar10(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_cifar10(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         load_task("cifar10").load("train", written(tmp_path, files), 0)
+
+
+def test_the_binary_version_of_cifar100_counts_the_fine_label(tmp_path: Path) -> None:
+    coarse_first = b"".join(bytes([19]) + record for record in (records([99]), records([88])))
+    source = written(tmp_path, {"cifar-100-binary/train.bin": coarse_first})
+    task = load_task("cifar100")
+    examples = task.load("train", source, 0)
+    assert [task.classes[label] for label in examples.targets] == ["worm", "tiger"]
+    assert examples.inputs[1, :, 0, 0].tolist() == [88, 2, 3]
+    assert (len(task.classes), list(task.classes)) == (100, sorted(set(task.classes)))
+
+
+def test_the_python_version_of_cifar100_is_not_read(tmp_path: Path) -> None:
+    files = dict.fromkeys(("train", "test", "meta"), b"")
+    with pytest.raises(InvalidConfiguration, match=r"pickle, never read.*cifar-100-binary"):
+        load_task("cifar100").load("train", written(tmp_path, files), 0)
+
+
+def test_cinic10_as_published(tmp_path: Path) -> None:
+    files = {
+        f"{split}/{label}/1.png": png(9) for split in ("train", "valid", "test") for label in ("truck", "cat")
+    }
+    task = load_task("cinic10")
+    for split in ("train", "test"):
+        assert task.load(split, written(tmp_path, files), 0).targets.tolist() == [3, 9]
 
 
 @pytest.mark.data
