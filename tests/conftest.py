@@ -62,7 +62,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: Postgres = request.getfixturevalue("postgres")
     url = server.fresh()
     yield url
-    server.drop(url)
+    server.recycle(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,7 +1,7 @@
 """Fresh databases for tests: SQLite files, and a PostgreSQL cluster that the tests start themselves.
 
-Both are made by the migrations once a session; each test then gets a copy (of the file, or of the
-template database), which takes milliseconds.
+Both are made by the migrations once a session; each test then gets a copy of the file, or a database that
+is emptied after the test and handed to the next.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,7 +23,8 @@ import psycopg
 import sqlalchemy as sa
 from psycopg import sql
 
-from server.database.migrations import upgrade
+from server.database.migrations import head, upgrade
+from server.database.tables import metadata
 
 __all__ = ["NoPostgres", "Postgres", "own_cluster", "sqlite_template"]
 
@@ -43,47 +45,57 @@ class Postgres:
 
     def __init__(self, url: sa.URL) -> None:
         self.url = url
-        self._template = f"feddisco_template_{secrets.token_hex(4)}"
-        self._ready = False
+        self._idle: list[str] = []
 
     def fresh(self) -> str:
-        """The URL of a new database with the present schema."""
-        if not self._ready:
-            self._create(self._template)
-            upgrade(self._at(self._template))
-            self._ready = True
-        return self._new(self._template)
+        """The URL of an empty database with the present schema."""
+        if self._idle:
+            return self._idle.pop()
+        url = self.empty()
+        upgrade(url)
+        return url
 
     def empty(self) -> str:
         """The URL of a new database without tables."""
-        return self._new("template0")
+        name = f"feddisco_test_{secrets.token_hex(6)}"
+        self._run(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        return self.url.set(database=name).render_as_string(hide_password=False)
+
+    def recycle(self, url: str) -> None:
+        """Empties a database from ``fresh`` for the next test; drops it if the test changed its schema."""
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(_END_OTHERS)
+                found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+                connection.execute(_EMPTY)
+        except psycopg.errors.UndefinedTable:
+            found = None
+        if found == (head(),):
+            self._idle.append(url)
+        else:
+            self.drop(url)
 
     def drop(self, url: str) -> None:
         name = sa.make_url(url).database or ""
         self._run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def close(self) -> None:
-        if self._ready:
-            self.drop(self._at(self._template))
-
-    def _new(self, template: str) -> str:
-        name = f"feddisco_test_{secrets.token_hex(6)}"
-        self._create(name, template)
-        return self._at(name)
-
-    def _create(self, name: str, template: str = "template0") -> None:
-        # STRATEGY file_copy would force two checkpoints; the default copies the few pages through the log
-        self._run(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
-
-    def _at(self, name: str) -> str:
-        return self.url.set(database=name).render_as_string(hide_password=False)
+        while self._idle:
+            self.drop(self._idle.pop())
 
     def _run(self, statement: sql.Composed) -> None:
-        url = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        url = self.url.render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(statement)
+
+
+_END_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_EMPTY = sql.SQL("TRUNCATE {} RESTART IDENTITY").format(
+    sql.SQL(", ").join(map(sql.Identifier, metadata.tables))
+)
 
 
 def _binaries() -> Path:
@@ -134,11 +146,32 @@ def own_cluster() -> Iterator[Postgres]:
 @contextlib.contextmanager
 def _server(binaries: Path, owner: str | None, folder: Path) -> Iterator[Postgres]:
     data, port = folder / "data", _free_port()
-    initdb = [binaries / "initdb", "-D", data, "-U", "feddisco", "-A", "trust", "-E", "UTF8", "--locale=C"]
+    initdb = [
+        str(binaries / "initdb"),
+        "-D",
+        str(data),
+        "-U",
+        "feddisco",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--locale=C",
+    ]
     done = subprocess.run([*initdb, "--no-sync"], user=owner, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise NoPostgres(f"initdb failed: {done.stderr.strip()}")
-    command = [binaries / "postgres", "-D", data, "-p", str(port), "-k", folder, "-h", "127.0.0.1"]
+    command = [
+        str(binaries / "postgres"),
+        "-D",
+        str(data),
+        "-p",
+        str(port),
+        "-k",
+        str(folder),
+        "-h",
+        "127.0.0.1",
+    ]
     for setting in ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=200"):
         command += ["-c", setting]
     with (folder / "log").open("wb") as log:
@@ -150,7 +183,7 @@ def _server(binaries: Path, owner: str | None, folder: Path) -> Iterator[Postgre
         _wait(server, process, folder / "log")
         yield server
     finally:
-        process.send_signal(subprocess.signal.SIGINT)  # "fast shutdown"; its own session hears no Ctrl-C
+        process.send_signal(signal.SIGINT)  # "fast shutdown"; its own session hears no Ctrl-C
         process.wait(timeout=30)
 
 

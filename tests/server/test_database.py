@@ -35,8 +35,8 @@ def test_read_then_write_loses_no_update(engine: sa.Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with reading(engine) as connection:
-        assert connection.select(sa.select(blobs.c.bytes)).scalar_one() == 200
+    with reading(engine) as reader:
+        assert reader.select(sa.select(blobs.c.bytes)).scalar_one() == 200
 
 
 def test_a_reader_does_not_wait_for_a_writer_and_sees_one_snapshot(engine: sa.Engine) -> None:
@@ -52,9 +52,13 @@ def test_a_reader_does_not_wait_for_a_writer_and_sees_one_snapshot(engine: sa.En
 
 
 def test_a_block_that_raises_is_rolled_back(engine: sa.Engine) -> None:
-    with pytest.raises(RuntimeError), writing(engine) as connection:
-        connection.execute(blobs.insert(), {"digest": "2" * 64, "bytes": 1, "created_at": NOW})
-        raise RuntimeError
+    def fail() -> None:
+        with writing(engine) as connection:
+            connection.execute(blobs.insert(), {"digest": "2" * 64, "bytes": 1, "created_at": NOW})
+            raise RuntimeError("after the insert")
+
+    with pytest.raises(RuntimeError, match="after the insert"):
+        fail()
     with reading(engine) as connection:
         assert connection.select(sa.select(blobs)).all() == []
 
@@ -90,9 +94,9 @@ def test_times_come_back_as_aware_utc_and_naive_ones_are_refused(engine: sa.Engi
         found = connection.select(sa.select(blobs.c.created_at)).scalar_one()
     assert found == NOW
     assert found.tzinfo == dt.UTC
+    row = {"digest": "4" * 64, "bytes": 1, "created_at": NOW.replace(tzinfo=None)}
     with pytest.raises(sa.exc.StatementError, match="naive datetime"), writing(engine) as connection:
-        naive = NOW.replace(tzinfo=None)
-        connection.execute(blobs.insert(), {"digest": "4" * 64, "bytes": 1, "created_at": naive})
+        connection.execute(blobs.insert(), row)
 
 
 def test_foreign_keys_hold(engine: sa.Engine) -> None:
@@ -121,9 +125,11 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
 
 def test_an_unwritable_sqlite_path_is_named(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'missing' / 'a.sqlite'}")
-    with pytest.raises(StorageUnavailable, match=r"missing/a\.sqlite does not answer: unable to open"):
-        with writing(engine) as connection:
-            connection.select(sa.select(clients)).all()
+    with (
+        pytest.raises(StorageUnavailable, match=r"missing/a\.sqlite does not answer: unable to open"),
+        writing(engine) as connection,
+    ):
+        connection.select(sa.select(clients)).all()
 
 
 @pytest.mark.parametrize(

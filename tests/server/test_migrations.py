@@ -68,9 +68,13 @@ def test_processes_that_migrate_at_the_same_time_wait_for_one_another(empty_data
 
 
 def test_a_failing_migration_leaves_nothing_behind(empty_database_url: str) -> None:
-    with pytest.raises(RuntimeError, match="half-way"), migrating(empty_database_url) as connection:
-        connection.exec_driver_sql("CREATE TABLE half (id INTEGER)")
-        raise RuntimeError("half-way")
+    def fail() -> None:
+        with migrating(empty_database_url) as connection:
+            connection.exec_driver_sql("CREATE TABLE half (id INTEGER)")
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail()
     engine = make_engine(empty_database_url)
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()

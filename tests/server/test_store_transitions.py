@@ -171,9 +171,9 @@ def test_a_discrepancy_is_taken_once(story: Story) -> None:
     assert version(story) == before
     with pytest.raises(DiscrepancyAlreadySubmitted, match=r"0\.125 \(kl\).* 0\.5 \(kl\)"):
         story.submit("a", 0.5)
-    with pytest.raises(InvalidRequest, match="measured by 'l2'.*asks for 'kl'"):
-        facts = DiscrepancyFacts("l2", 0.125)
-        story.store.apply(RUN, DiscrepancyReceived("a"), actor="a", now=NOW, facts=facts)
+    other_metric = DiscrepancyFacts("l2", 0.125)
+    with pytest.raises(InvalidRequest, match=r"measured by 'l2'.*asks for 'kl'"):
+        story.store.apply(RUN, DiscrepancyReceived("a"), actor="a", now=NOW, facts=other_metric)
     assert story.store.run_view(RUN, NOW).enrolments[0].discrepancy == 0.125
 
 
@@ -266,7 +266,7 @@ def test_an_abandoned_attempt_ends_with_who_timed_out_and_the_next_is_drawn(stor
     ]
     assert [row.client for row in second.ledger] == ["a", "b"]
     assert (second.attempt, second.deadline_at) == (2, later(120))
-    a, b, c = story.store.run_view(RUN, NOW).enrolments
+    _, b, c = story.store.run_view(RUN, NOW).enrolments
     assert (b.last_error, c.status) == ("out_of_memory: no memory", EnrolmentStatus.AWAY)
     story.upload("b", attempt=2)
     assert story.store.run_view(RUN, NOW).enrolments[1].last_error is None
