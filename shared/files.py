@@ -53,11 +53,12 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write that appears at ``path``, whole and durable, only if the block succeeds.
 
     Until then it has a temporary name (``*.partial``) in the same folder; after a failure nothing is left.
-    Raises StorageUnavailable.
+    Without ``durable`` the file outlives this process, but perhaps not a power loss: for what can be made
+    again, and whose digest is kept elsewhere. Raises StorageUnavailable.
     """
     with storage_errors(path.parent):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=PARTIAL)
@@ -66,9 +67,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 os.fchmod(handle, MODE)
                 yield file
                 file.flush()
-                os.fsync(handle)
+                if durable:
+                    os.fsync(handle)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)
             raise
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)

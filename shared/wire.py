@@ -112,18 +112,19 @@ def _check_key(name: str, taken: Mapping[str, object]) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> Written:
+def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], *, durable: bool = True) -> Written:
     """Write ``{group: {name: tensor}}`` as safetensors; equal tensors give equal bytes.
 
-    The file appears under its name whole, durable and with mode 0644, or not at all. Beyond the tensors
-    given, memory for one of them is needed (for those not contiguous or not on the CPU).
+    The file appears under its name whole, durable and with mode 0644, or not at all (``durable``: see
+    :func:`shared.files.replacing`). Beyond the tensors given, memory for one of them is needed (for those
+    not contiguous or not on the CPU).
     Raises InvalidConfiguration (a key twice, a dtype that cannot be sent), StorageUnavailable.
     """
     flat = _flatten(tensors)
     # widest first, so that every tensor is aligned to its itemsize; then by key
     order = sorted(flat, key=lambda name: (-flat[name].element_size(), name))
     digest, total = hashlib.sha256(), 0
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
         for data in _parts(order, flat):
             digest.update(data)
             file.write(data)

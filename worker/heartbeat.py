@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -21,30 +22,39 @@ __all__ = ["Heartbeat"]
 class Heartbeat:
     """Tells the coordinator where a training stands, at most once a second.
 
-    ``closed`` becomes a sentence once the coordinator no longer wants this round's update.
+    ``closed`` becomes a sentence once the coordinator no longer wants this round's update; ``clock`` gives
+    seconds.
     """
 
-    def __init__(self, coordinator: Coordinator, assignment: Train, every_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        assignment: Train,
+        clock: Callable[[], float],
+        every_seconds: float = 1.0,
+    ) -> None:
         self._coordinator = coordinator
         self._assignment = assignment
+        self._clock = clock
         self._every = every_seconds
+        self._began = clock()
         self._progress = Progress(attempt=assignment.attempt)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread: threading.Thread | None = None
         self.closed: str | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join(timeout=1.0)  # a hanging request must not hold the update up
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)  # a hanging request must not hold the update up
 
     def note(self, progress: TrainProgress) -> None:
-        """Called after every step; costs nothing but an assignment."""
+        """Called after every step. A training that is over within ``every_seconds`` needs no thread."""
         self._progress = Progress(
             attempt=self._assignment.attempt,
             epoch=progress.epoch,
@@ -53,10 +63,15 @@ class Heartbeat:
             steps=progress.steps,
             loss=progress.loss,
         )
+        if self._thread is None and self._clock() - self._began >= self._every:
+            self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+            self._thread.start()
 
     def _beat(self) -> None:
-        while not self._ended.wait(self._every) and self.closed is None:
+        while self.closed is None:
             self.send()
+            if self._ended.wait(self._every):
+                return
 
     def send(self) -> None:
         """One heartbeat now. Faults are left to the next request that matters."""

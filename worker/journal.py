@@ -6,7 +6,8 @@ over from something that was killed, and is removed. The order of writing is
     kept state, update  ->  entry.json  ->  upload
 
 so that a crash before the entry repeats the training from the same start (same bits), and a crash after it
-sends the same bytes again.
+sends the same bytes again. Only what cannot be made again is forced to the disk (fsync): kept state, and the
+entry that names it. A power loss may cost an update, which its digest tells, and which is trained again.
 
 The kept state of a round (control variates ...) counts only once the coordinator says that this round took
 the update: an abandoned round must not advance it. Until then both states, before and after, are there.
@@ -162,14 +163,15 @@ class RunJournal:
         """Write what a training made. When this returns, a crash loses nothing of it."""
         mark = f"{assignment.round}-{assignment.attempt}"
         after = self._write_kept(f"kept-{mark}.safetensors", kept)
-        written = wire.write(self.folder / f"update-{mark}.safetensors", update)
+        written = wire.write(self.folder / f"update-{mark}.safetensors", update, durable=False)
         finished = FinishedUpdate(
             file=written.path.name, digest=written.digest, bytes=written.bytes, report=report
         )
         entry = Entry(
             round=assignment.round, attempt=assignment.attempt, update=finished, before=before, after=after
         )
-        write_atomically(self.folder / "entry.json", entry.model_dump_json().encode())
+        keeps = after.file is not None or (before is not None and before.file is not None)
+        write_atomically(self.folder / "entry.json", entry.model_dump_json().encode(), durable=keeps)
         self._entry = entry
         self._verified |= {name for name in (finished.file, after.file) if name}
         self._sweep()

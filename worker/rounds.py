@@ -93,7 +93,7 @@ class RoundWork:
 
     def _trained(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
         try:
-            with Heartbeat(self.coordinator, job.assignment) as heartbeat:
+            with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
                 try:
                     result = self._local_result(job, journal, heartbeat)
                 except Stopped:

@@ -100,16 +100,21 @@ def write_credential(folder: Path, credential: StoredCredential) -> None:
     write_atomically(folder / "credential.json", credential.model_dump_json().encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Either the old content or the new, whatever is killed when; mode 0600."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Either the old content or the new, whatever is killed when; mode 0600.
+
+    Without ``durable`` that holds for a killed process, not for a power loss.
+    """
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def set_aside(path: Path) -> Path:
