@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Batch, LocalRound
 from shared.batches import batches, planned_epochs, planned_steps
+from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind
 from shared.seeds import derive, torch_generator
 from shared.tensors import load_into, manifest_of, trainable
@@ -119,6 +120,7 @@ def train(
     Raises:
         Stopped: ``should_stop`` (asked before every batch) said so.
         Diverged: the loss or a parameter became NaN or infinite.
+        InvalidConfiguration: the model has nothing to train.
     """
     began = clock()
     model.to(device).train()
@@ -160,6 +162,11 @@ def _local_round(
     relative_size: float,
 ) -> LocalRound:
     parameters = trainable(model)
+    if not parameters:
+        raise InvalidConfiguration(
+            f"model: {type(model).__name__} has no trainable parameter.",
+            hint="Leave requires_grad of what is to be trained.",
+        )
     return LocalRound(
         model=model,
         parameters=parameters,

@@ -6,20 +6,19 @@ and normalised by one fused multiplication, so that the loader is never what tra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from shared.data import Archive, Examples
 from shared.decoding import decode_images
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task
+from shared.tasks.transforms import crop, flip, rotate
 
-__all__ = ["IMAGE_SUFFIXES", "ImageTask", "crop", "flip", "folder_images", "read_folder", "rotate"]
+__all__ = ["IMAGE_SUFFIXES", "ImageTask", "folder_images", "read_folder"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -38,48 +37,22 @@ class ImageTask(Task):
     default_model = "simple-cnn"
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Normalised; before that the task's crop, flip and rotation when a generator is given."""
-        if generator is not None and self.crop_padding:
-            inputs = crop(inputs, self.crop_padding, generator)
-        if generator is not None and self.flips:
-            inputs = flip(inputs, generator)
-        if generator is not None and self.rotation:
-            inputs = rotate(inputs, self.rotation, generator)
+        """Augmented when a generator is given; then normalised."""
+        if generator is not None:
+            inputs = self.augment(inputs, generator)
         mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
         scale = 1 / (255 * torch.tensor(self.deviation, device=inputs.device).view(-1, 1, 1))
         return inputs.float().sub_(255 * mean).mul_(scale)
 
-
-def crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """A window of the images' own size (B, C, H, W) at a random place of each image padded with black."""
-    number, _, height, width = images.shape
-    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator).to(images.device)
-    padded = functional.pad(images, (padding,) * 4)
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2P + 1, 2P + 1, H, W), no copy
-    return windows[torch.arange(number, device=images.device), :, down, right]
-
-
-def flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each of the images (B, C, H, W) mirrored left to right, or not, with equal chances."""
-    mirrored = torch.nonzero(torch.rand(len(images), generator=generator) < 0.5).flatten().to(images.device)
-    return images.index_copy(0, mirrored, images.index_select(0, mirrored).flip(3))
-
-
-def rotate(images: Tensor, degrees: float, generator: torch.Generator) -> Tensor:
-    """Each image turned about its centre by an angle within +-``degrees``, float32, black where nothing is.
-
-    (B, C, H, W) with nearest pixels, so that no new colours arise.
-    """
-    draws = torch.rand(len(images), generator=generator).to(images.device)
-    angles = (2 * draws - 1) * math.radians(degrees)
-    cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    height, width = images.shape[2:]
-    # rows of the map from output to input places, both from -1 to 1, hence the ratio of the sides
-    rows = [cosine, -sine * (height / width), zero, sine * (width / height), cosine, zero]
-    grid = functional.affine_grid(
-        torch.stack(rows, dim=1).view(-1, 2, 3), list(images.shape), align_corners=False
-    )
-    return functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
+    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The task's crop, flip and rotation; ``images`` are left as they are, values stay 0 to 255."""
+        if self.crop_padding:
+            images = crop(images, self.crop_padding, generator)
+        if self.flips:
+            images = flip(images, generator)
+        if self.rotation:
+            images = rotate(images, self.rotation, generator)
+        return images
 
 
 def read_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import gzip
 import io
 import math
@@ -24,7 +25,7 @@ from shared.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Split, Task
-from shared.tasks.images import crop, flip, rotate
+from shared.tasks.transforms import crop, flip, jitter, rotate
 
 CONTRACT = ("cat", "dog", "lion")
 
@@ -210,8 +211,32 @@ def test_a_rotation_turns_the_image_about_its_centre() -> None:
     assert set(torch.nonzero(ahead)[:, 2].tolist()) <= {3, 4, 5}  # sin 15 degrees is about a pixel in 4
 
 
-def test_augmentation_follows_the_generator_only() -> None:
-    task = load_task("cifar100")
+@pytest.mark.parametrize("hue", [0.0, 0.1, 0.5])
+def test_hue_is_turned_as_the_standard_library_does(hue: float) -> None:
+    images = torch.randint(0, 256, (40, 3, 2, 2), dtype=torch.uint8)
+    images[0] = 77  # grey
+    turned = jitter(images, 0, 0, hue, torch.Generator().manual_seed(0))
+    turns = hue * (2 * torch.rand((3, 40), generator=torch.Generator().manual_seed(0))[2] - 1)
+    for turn, before, after in zip(turns.tolist(), images, turned, strict=True):
+        h, s, v = colorsys.rgb_to_hsv(*(before[:, 0, 1] / 255).tolist())
+        expected = torch.tensor(colorsys.hsv_to_rgb((h + turn) % 1, s, v)) * 255
+        torch.testing.assert_close(after[:, 0, 1], expected, atol=0.02, rtol=0)
+
+
+def test_brightness_and_contrast_are_scaled_image_by_image() -> None:
+    images = torch.randint(60, 180, (50, 3, 4, 4), dtype=torch.uint8)
+    draws = 2 * torch.rand((3, 50, 1, 1, 1), generator=torch.Generator().manual_seed(0)) - 1
+    brighter = jitter(images, 0.1, 0, 0, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(brighter, images * (1 + 0.1 * draws[0]), atol=0.02, rtol=0)
+    contrasted = jitter(images, 0, 0.1, 0, torch.Generator().manual_seed(0))
+    middle = contrasted.mean(dim=(2, 3), keepdim=True)
+    kept = images.float().mean(dim=(2, 3), keepdim=True)
+    torch.testing.assert_close(contrasted - middle, (images - kept) * (1 + 0.1 * draws[1]), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "ham10000"])
+def test_augmentation_follows_the_generator_only(name: str) -> None:
+    task = load_task(name)
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
     copy = images.clone()
 
@@ -412,6 +437,60 @@ def test_the_real_cifar10_archive(data_folder: Path) -> None:
         )[0]
         pixels = np.asarray(Image.open(io.BytesIO(archive.read(first))))
     assert np.array_equal(examples.inputs[9000].permute(1, 2, 0).numpy(), pixels)
+
+
+# ---------------------------------------------------------------- HAM10000
+
+
+def lesions(tmp_path: Path, extra: str = "") -> Path:
+    """40 lesions of two images in nv, 20 of one in df; images in two folders, as published."""
+    rows, files = ["lesion_id,image_id,dx,age"], {}
+    for number in range(100):
+        lesion, dx = (number // 2, "nv") if number < 80 else (number, "df")
+        rows.append(f"L{lesion},I{number:03},{dx},50.0")
+        files[f"HAM10000_images_part_{number % 2}/I{number:03}.png"] = png((number, 0, 0))
+    files["HAM10000_metadata.csv"] = "\n".join([*rows, extra]).encode()
+    return written(tmp_path, files)
+
+
+def test_ham10000_holds_out_whole_lesions(tmp_path: Path) -> None:
+    task = load_task("ham10000", {"size": 16})
+    source = lesions(tmp_path)
+    train, test = task.load("train", source, 0), task.load("test", source, 0)
+    assert torch.bincount(test.targets, minlength=7).tolist() == [0, 0, 0, 20, 0, 30, 0]
+    assert torch.bincount(train.targets, minlength=7).tolist() == [0, 0, 0, 0, 0, 50, 0]
+    ids = {
+        split: [int(image[0, 0, 0]) for image in part.inputs] for split, part in (("a", train), ("b", test))
+    }
+    assert sorted(ids["a"] + ids["b"]) == list(range(100))
+    assert not {i // 2 for i in ids["a"]} & {i // 2 for i in ids["b"] if i < 80}
+    assert ids["a"] == sorted(ids["a"])
+    assert not torch.equal(task.load("test", source, 1).inputs, test.inputs)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("L1,I999,nv,50.0", "line 102: looked for the image 'I999' .* no such image"),
+        ("L1,I001,wart,50.0", "diagnosis 'wart' .* no such diagnosis"),
+    ],
+)
+def test_metadata_of_ham10000_that_does_not_fit(tmp_path: Path, extra: str, said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        load_task("ham10000").load("train", lesions(tmp_path, extra), 0)
+
+
+def test_metadata_of_ham10000_without_lesions(tmp_path: Path) -> None:
+    source = written(tmp_path, {"HAM10000_metadata.csv": b"image_id,dx\n"})
+    with pytest.raises(InvalidConfiguration, match=r"has the columns \['image_id', 'dx'\], not lesion_id"):
+        load_task("ham10000").load("train", source, 0)
+
+
+@pytest.mark.data
+def test_the_real_ham10000_archive(data_folder: Path) -> None:
+    test = load_task("ham10000").load("test", data_folder / "ham10000-200x150-jpeg.zip", 0)
+    assert torch.bincount(test.targets).tolist() == [30] * 7
+    assert test.inputs.shape == (210, 3, 56, 56)
 
 
 # ---------------------------------------------------------------- Fashion-MNIST

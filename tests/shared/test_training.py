@@ -18,6 +18,7 @@ from shared.batches import planned_steps, steps_per_epoch
 from shared.config import LocalTraining
 from shared.data import Examples
 from shared.evaluation import evaluate
+from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks import load_task
 from shared.tasks.base import NoOptions, Split, Task
@@ -374,6 +375,11 @@ def test_frozen_parameters_neither_move_nor_travel() -> None:
     result = run(model)
     assert result.tensors["model"].keys() == {"weight"}
     assert torch.equal(model.bias, torch.zeros(3))
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="Linear has no trainable parameter"):
+        run(linear().requires_grad_(False))
 
 
 def test_tied_weights_travel_once_and_stay_tied() -> None:

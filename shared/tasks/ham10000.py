@@ -1,0 +1,125 @@
+"""HAM10000: 10,015 dermatoscopic images in seven diagnoses (Tschandl, Rosendahl, Kittler, Sci. Data 2018).
+
+CC BY-NC 4.0: not for commercial use. There is no official split; as in FedDisco's experiments 30 images
+a diagnosis are held out, and here all images of one lesion stay on one side.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from shared.config import Frozen
+from shared.data import Archive, Examples, find_file, opened
+from shared.decoding import decode_images
+from shared.problems import InvalidConfiguration
+from shared.seeds import torch_generator
+from shared.tasks.base import Split
+from shared.tasks.images import IMAGE_SUFFIXES, ImageTask
+from shared.tasks.transforms import flip, jitter
+
+__all__ = ["HAM10000", "TASK"]
+
+HELD_OUT = 30
+"""Test images of each diagnosis (Ye et al., ICML 2023: a test set of 210)."""
+
+METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata")
+COLUMNS = ("lesion_id", "image_id", "dx")
+
+
+@dataclass(frozen=True)
+class _Image:
+    lesion: str
+    name: str
+    label: int
+
+
+class HAM10000Options(Frozen):
+    """Images are resized to ``size`` x ``size`` pixels."""
+
+    size: Annotated[int, Field(ge=16, le=600)] = 56
+
+
+class HAM10000(ImageTask):
+    """Reads the published metadata and images, whatever the folders, from a folder, zip or tar."""
+
+    name = "ham10000"
+    Options = HAM10000Options
+    default_model = "resnet18-gn"
+    classes = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    mean = (0.485, 0.456, 0.406)
+    deviation = (0.229, 0.224, 0.225)
+    flips = True
+    rotation = 20.0
+
+    def __init__(self, options: HAM10000Options) -> None:
+        super().__init__(options)
+        self.size = (options.size, options.size)
+        self.input_shape = (3, *self.size)
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        """Images sorted by diagnosis and image id; which are held out is drawn by the seed."""
+        with opened(source, f"HAM10000 ({METADATA[0]} and the images it names)") as archive:
+            images = _listing(archive, self.classes)
+            held_out = _held_out(images, len(self.classes), seed)
+            chosen = [image for image in images if (image in held_out) == (split == "test")]
+            names = [image.name for image in chosen]
+            inputs = decode_images(archive, names, 3, self.size, self.cache)
+        return Examples(inputs, torch.tensor([image.label for image in chosen], dtype=torch.int64))
+
+    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Beside the flip and the rotation a vertical flip, and jitter of brightness, contrast and hue."""
+        images = flip(images.transpose(2, 3), generator).transpose(2, 3)
+        return jitter(super().augment(images, generator), 0.1, 0.1, 0.1, generator)
+
+
+TASK = HAM10000
+
+
+def _listing(archive: Archive, classes: tuple[str, ...]) -> list[_Image]:
+    files = {
+        name.rsplit("/", 1)[-1].rsplit(".", 1)[0]: name
+        for name in archive.names
+        if name.lower().endswith(IMAGE_SUFFIXES)
+    }
+    where = find_file(archive, METADATA)
+    rows = csv.DictReader(io.StringIO(archive.read(where).decode("utf-8-sig", errors="replace")))
+    if not set(COLUMNS) <= set(rows.fieldnames or ()):
+        raise InvalidConfiguration(
+            f"data: {where} in {archive.path} has the columns {rows.fieldnames}, not {', '.join(COLUMNS)}."
+        )
+    images = []
+    for row in rows:
+        if row["image_id"] not in files or row["dx"] not in classes:
+            raise InvalidConfiguration(
+                f"data: {where} in {archive.path}, line {rows.line_num}: looked for the image "
+                f"{row['image_id']!r} ({', '.join(IMAGE_SUFFIXES)}) of diagnosis {row['dx']!r}: "
+                f"{'no such diagnosis' if row['image_id'] in files else 'no such image'}.",
+                hint=f"The diagnoses are {', '.join(classes)}.",
+            )
+        images.append(_Image(row["lesion_id"], files[row["image_id"]], classes.index(row["dx"])))
+    return sorted(images, key=lambda image: (image.label, image.name.rsplit("/", 1)[-1]))
+
+
+def _held_out(images: list[_Image], classes: int, seed: int) -> set[_Image]:
+    """At most ``HELD_OUT`` images of each class, as whole lesions that still fit, in an order of the seed."""
+    generator = torch_generator(seed, "split")
+    lesions: dict[str, list[_Image]] = defaultdict(list)
+    for image in images:
+        lesions[image.lesion].append(image)
+    names, room, held_out = sorted(lesions), [HELD_OUT] * classes, set[_Image]()
+    for position in torch.randperm(len(names), generator=generator).tolist():
+        members = lesions[names[position]]
+        label = members[0].label
+        if len(members) <= room[label]:
+            room[label] -= len(members)
+            held_out.update(members)
+    return held_out

@@ -1,0 +1,73 @@
+"""Augmentations of whole batches (B, C, H, W), drawn from a CPU generator on whatever device they are."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["crop", "flip", "jitter", "rotate"]
+
+
+def crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """A window of the images' own size (B, C, H, W) at a random place of each image padded with black."""
+    number, _, height, width = images.shape
+    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator).to(images.device)
+    padded = functional.pad(images, (padding,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2P + 1, 2P + 1, H, W), no copy
+    return windows[torch.arange(number, device=images.device), :, down, right]
+
+
+def flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each of the images (B, C, H, W) mirrored left to right, or not, with equal chances."""
+    mirrored = torch.nonzero(torch.rand(len(images), generator=generator) < 0.5).flatten().to(images.device)
+    return images.index_copy(0, mirrored, images.index_select(0, mirrored).flip(3))
+
+
+def rotate(images: Tensor, degrees: float, generator: torch.Generator) -> Tensor:
+    """Each image turned about its centre by an angle within +-``degrees``, float32, black where nothing is.
+
+    (B, C, H, W) with nearest pixels, so that no new colours arise.
+    """
+    draws = torch.rand(len(images), generator=generator).to(images.device)
+    angles = (2 * draws - 1) * math.radians(degrees)
+    cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    height, width = images.shape[2:]
+    # rows of the map from output to input places, both from -1 to 1, hence the ratio of the sides
+    rows = [cosine, -sine * (height / width), zero, sine * (width / height), cosine, zero]
+    grid = functional.affine_grid(
+        torch.stack(rows, dim=1).view(-1, 2, 3), list(images.shape), align_corners=False
+    )
+    return functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
+
+
+def jitter(
+    images: Tensor, brightness: float, contrast: float, hue: float, generator: torch.Generator
+) -> Tensor:
+    """Colours (B, 3, H, W), 0 to 255, changed image by image; float32, 0 to 255.
+
+    Brightness is multiplied by 1 +- ``brightness`` at most, the distance from the mean grey by
+    1 +- ``contrast``, and the hue is turned by +- ``hue`` of the colour circle.
+    """
+    draws = 2 * torch.rand((3, len(images), 1, 1, 1), generator=generator).to(images.device) - 1
+    brighter = (images.float() * (1 + brightness * draws[0])).clamp_(0, 255)
+    weights = torch.tensor((0.299, 0.587, 0.114), device=images.device).view(3, 1, 1)
+    grey = (brighter * weights).sum(dim=1, keepdim=True).mean(dim=(2, 3), keepdim=True)
+    contrasted = torch.lerp(grey, brighter, 1 + contrast * draws[1]).clamp_(0, 255)
+    return _turn_hue(contrasted, hue * draws[2].squeeze(1))
+
+
+def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
+    """RGB (B, 3, H, W) with the hue turned by ``turn`` (B, 1, 1) of the circle; value and chroma stay."""
+    value, chroma = images.amax(dim=1), images.amax(dim=1) - images.amin(dim=1)  # (B, H, W)
+    red, green, blue = images.unbind(dim=1)
+    of_red, of_green = torch.remainder((green - blue) / chroma, 6), (blue - red) / chroma + 2
+    sixths = torch.where(
+        value == red, of_red, torch.where(value == green, of_green, (red - green) / chroma + 4)
+    )
+    sixths = torch.nan_to_num(sixths, posinf=0, neginf=0) + 6 * turn  # grey has no hue
+    distances = [torch.remainder(offset + sixths, 6) for offset in (5, 3, 1)]
+    turned = [value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1) for k in distances]
+    return torch.stack(turned, dim=1)
