@@ -150,13 +150,13 @@ class Rounds:
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             try:
-                removed = await asyncio.to_thread(self._collect_blobs)
+                removed = await asyncio.to_thread(self.collect_blobs)
             except ServiceFault as fault:
                 log.warning("cannot collect unreferenced files now: %s", fault.detail)
             else:
                 log.info("%d unreferenced files removed", removed)
 
-    def _collect_blobs(self) -> int:
+    def collect_blobs(self) -> int:
         # the age limit protects a file that was kept, but whose transaction is not committed yet
         older_than = self._clock() - dt.timedelta(seconds=self._settings.collect_after_seconds)
         return len(self._blobs.collect(self._store.referenced_blobs(), older_than))

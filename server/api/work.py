@@ -20,6 +20,7 @@ router = APIRouter(tags=["work"])
 LONGEST_SECONDS = 60.0
 TRIES = 5
 HEADER = "Feddisco-Waiting"
+CLOSING = "the coordinator is shutting down"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -41,11 +42,10 @@ async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
             assignment, waiting = await here.threads.run(_next, here, client)
             if assignment is not None:
                 return assignment
-            if here.hub.closed:
-                waiting = "the coordinator is restarting or shutting down"
             left = end - time.monotonic()
-            if left <= 0 or here.hub.closed or not await _woken(here, waiter, left):
-                return Response(status_code=204, headers={HEADER: _header(waiting)})
+            if left <= 0 or not await _woken(here, waiter, left):
+                sentence = CLOSING if here.hub.closed else waiting
+                return Response(status_code=204, headers={HEADER: _header(sentence)})
 
 
 async def _woken(here: Coordinator, waiter: Waiter, seconds: float) -> bool:
