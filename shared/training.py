@@ -8,8 +8,7 @@ drawn from the global generators before; those are left as they were found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from shared.algorithms.base import Algorithm, Batch, LocalRound
 from shared.batches import batches, planned_epochs, planned_steps
 from shared.problems import InvalidConfiguration
+from shared.reproducible import reproducible
 from shared.schemas import TensorKind
 from shared.seeds import derive, torch_generator
 from shared.tensors import load_into, manifest_of, trainable
@@ -130,7 +130,7 @@ def train(
     steps, epochs = planned_steps(local, len(examples)), planned_epochs(local, len(examples))
     order = batches(local, len(examples), seed, round, index)
     augmentation = torch_generator(seed, "augmentation", round, index)
-    with _reproducible(derive(seed, "dropout", round, index), device):
+    with reproducible(derive(seed, "dropout", round, index), device):
         algorithm.begin(state)
         for step, (epoch, positions) in enumerate(order, start=1):
             if should_stop is not None and should_stop():
@@ -242,25 +242,6 @@ class _Loop:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return self.scaler.get_scale() >= before
-
-
-@contextmanager
-def _reproducible(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators that dropout draws from, and put them back afterwards.
-
-    On CUDA, cuDNN may use only algorithms that give the same bits each time.
-    """
-    cuda = [device] if device.type == "cuda" else []
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            stack.enter_context(torch.cuda.device(device))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=True, deterministic=True))
-            torch.cuda.manual_seed(seed)
-        elif device.type == "mps":
-            torch.mps.manual_seed(seed)
-        yield
 
 
 def _groups(

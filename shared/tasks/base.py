@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from shared.config import Frozen
 from shared.models import build_model
+from shared.reproducible import reproducible
 from shared.seeds import derive
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ class Task(ABC):
 
         The global generator is left as it was found.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive(seed, "initial-model"))
+        with reproducible(derive(seed, "initial-model"), torch.device("cpu")):
             return build_model(model or self.default_model, len(self.classes), self.input_shape)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
