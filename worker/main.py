@@ -18,6 +18,8 @@ from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import StoredCredential, held, read_credential, write_credential
 
 if TYPE_CHECKING:
+    import httpx
+
     from worker.settings import WorkerSettings
 
 __all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "run"]
@@ -26,13 +28,18 @@ OK, FAILED, MISCONFIGURED, REFUSED = 0, 1, 2, 3
 """Exit codes: ended as asked; a fault in this program; wrong settings here; refused by the coordinator."""
 
 
-def run(settings: WorkerSettings, *, stream: TextIO | None = None) -> int:
-    """Work until told to end; returns the process's exit code (0, 2 or 3). Reports to ``stream`` (stderr)."""
+def run(
+    settings: WorkerSettings, *, stream: TextIO | None = None, transport: httpx.BaseTransport | None = None
+) -> int:
+    """Work until told to end; returns the process's exit code (0, 2 or 3).
+
+    Reports to ``stream`` (None: stderr). ``transport`` replaces the network.
+    """
     reporter = Reporter(stream or sys.stderr, lambda: dt.datetime.now(dt.UTC))
     shutdown = Shutdown()
     try:
         with shutdown.listening(), held(settings.state, slots=settings.state_slots) as folder:
-            _work(settings, folder, reporter, shutdown)
+            _work(settings, folder, reporter, shutdown, transport)
     except ShutdownRequested:
         reporter.say("Stopped as asked; started again, this worker goes on where it was.")
     except InvalidConfiguration as error:
@@ -44,13 +51,19 @@ def run(settings: WorkerSettings, *, stream: TextIO | None = None) -> int:
     return OK
 
 
-def _work(settings: WorkerSettings, folder: Path, reporter: Reporter, shutdown: Shutdown) -> None:
+def _work(
+    settings: WorkerSettings,
+    folder: Path,
+    reporter: Reporter,
+    shutdown: Shutdown,
+    transport: httpx.BaseTransport | None,
+) -> None:
     if settings.url is None:
         raise InvalidConfiguration(
             "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
         )
     patience = Patience(settings.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    with Coordinator(settings.url, verify=trust(settings.ca_file)) as coordinator:
+    with Coordinator(settings.url, verify=trust(settings.ca_file), transport=transport) as coordinator:
         credential = _credential(settings, folder, coordinator, patience)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")

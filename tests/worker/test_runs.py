@@ -1,0 +1,237 @@
+"""Workers with a real coordinator over real HTTP: what people see, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from shared.config import Partition
+from shared.discrepancy import discrepancy
+from shared.partition import partition
+from shared.tasks import load_task
+from tests.server.live import Live, live
+from tests.worker.crew import Member, create, settings, worker
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Live]:
+    from server.database.migrations import upgrade
+
+    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    upgrade(url)
+    with live(url, tmp_path / "coordinator") as found:
+        yield found
+
+
+def _enrolment(at: Live, client: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [row for row in at.run()["enrolments"] if row["client"] == client]
+    assert len(found) == 1, at.run()["enrolments"]
+    return found[0]
+
+
+def _rounds(at: Live) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = at.admin.get("/runs/demo/rounds").json()
+    return sorted(found, key=lambda row: (row["round"], row["attempt"]))
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path: Path) -> None:
+    create(at, partition="niid1:2:0.5", weighting={"kind": "disco"})
+    crew = [worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)]
+    crew.append(worker(at, tmp_path, "judge", role="evaluator"))
+    assert [member.join() for member in crew] == [0, 0, 0]
+    run = at.run()
+    assert (run["status"], run["completed_rounds"]) == ("completed", 2)
+
+    task = load_task("digits")
+    targets = task.load("train", None, 0).targets.numpy()
+    parts = partition(Partition.model_validate("niid1:2:0.5"), targets, 10, 0)
+    trainers = sorted(
+        (row for row in run["enrolments"] if row["role"] == "trainer"), key=lambda row: row["index"]
+    )
+    assert [row["index"] for row in trainers] == [0, 1]
+    for row, part in zip(trainers, parts, strict=True):
+        counts = np.bincount(targets[part], minlength=10)
+        assert row["examples"] == len(part)
+        assert math.isclose(row["discrepancy"], discrepancy(counts, "uniform"), rel_tol=1e-12)
+    for row in _rounds(at):
+        assert [entry["steps"] for entry in row["ledger"]] == [3, 3]
+        assert [evaluation["client"] for evaluation in row["evaluations"]] == ["judge"]
+    assert {row["status"] for row in run["enrolments"]} == {"left"}  # all have seen the end
+    assert "demo round 2: 3 steps, loss " in crew[0].log
+    assert "demo: completed" in crew[2].log
+
+
+def test_the_state_of_a_finished_run_is_removed_and_the_credential_kept(at: Live, tmp_path: Path) -> None:
+    create(at, rounds=1, min_clients=1, weighting={"kind": "sizes"})
+    assert worker(at, tmp_path, "site").join() == 0
+    names = {path.name for path in (tmp_path / "site").rglob("*")}
+    assert names == {"credential.json", "lock", "runs"}
+
+
+def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        create(at, name=name, rounds=1, min_clients=1)
+        code = "join-token-of-the-tests" if name == "first" else None
+        assert worker(at, tmp_path, "site", join_token=code).join() == 0
+    assert [row["client"] for row in at.admin.get("/clients").json()] == ["site"]
+
+
+# ---------------------------------------------------------------- not taking part
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "words"),
+    [
+        (
+            {"task": "tests.worker.tasks:Slow"},
+            {},
+            "has the task digits, the run needs tests.worker.tasks:Slow",
+        ),
+        ({}, {"run": "other-*"}, "takes part only in runs named other-*"),
+        ({"partition": "iid:2"}, {}, "start it with --partition run"),
+        ({"partition": "iid:2"}, {"partition": "run", "index": 2}, "index 2 is none of them"),
+        ({}, {"task_options": {"sise": 3}}, "sise"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_declined_with_a_sentence(
+    at: Live, tmp_path: Path, config: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
+    create(at, **config)
+    member = worker(at, tmp_path, "site", **more)
+    row = at.wait_for(lambda: next(iter(at.run()["enrolments"]), None))
+    assert row["status"] == "declined"
+    assert words in row["reason"]
+    at.wait_for(lambda: "demo: not taking part" in member.log)
+    _dismiss(at, member)
+
+
+def _dismiss(at: Live, member: Member) -> None:
+    """Revoke its token, which is how a worker that has nothing to finish is sent away."""
+    assert at.admin.delete(f"/clients/{member.settings.name}").status_code == 204
+    assert member.join() == 3
+    assert "has revoked this client's token" in member.log
+
+
+def test_an_index_of_somebody_else_is_declined_and_a_free_one_found(at: Live, tmp_path: Path) -> None:
+    create(at, partition="iid:2", min_clients=2, rounds=1)
+    first = worker(at, tmp_path, "first", partition="run", index=0)
+    at.wait_for(lambda: any(row["index"] == 0 for row in at.run()["enrolments"]))
+    second = worker(at, tmp_path, "second", partition="run", index=0)
+    at.wait_for(lambda: "not taking part" in second.log)
+    third = worker(at, tmp_path, "third", partition="run")
+    assert (first.join(), third.join()) == (0, 0)
+    assert _enrolment(at, "third")["index"] == 1
+    _dismiss(at, second)
+
+
+def test_workers_that_race_for_parts_get_one_each(at: Live, tmp_path: Path) -> None:
+    create(at, partition="iid:5", min_clients=5, rounds=1)
+    crew = [worker(at, tmp_path, f"site-{number}", partition="run") for number in range(5)]
+    assert [member.join() for member in crew] == [0] * 5
+    assert sorted(row["index"] for row in at.run()["enrolments"]) == [0, 1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "local", "code", "words"),
+    [
+        ("tests.worker.tasks:Faulty", {"fault": "memory"}, {}, "out_of_memory", "Lower local.batch_size"),
+        ("tests.worker.tasks:Faulty", {"fault": "bug"}, {}, "training_error", "a bug in somebody's task"),
+        ("digits", {}, {"learning_rate": 1e30, "momentum": 0.0}, "diverged", "local.learning_rate"),
+    ],
+)
+def test_a_training_that_fails_is_told_and_the_worker_goes_on(
+    at: Live, tmp_path: Path, task: str, options: dict[str, Any], local: dict[str, Any], code: str, words: str
+) -> None:
+    create(at, task=task, task_options=options, min_clients=1, max_attempts=2, local={"steps": 3} | local)
+    member = worker(at, tmp_path, "site", task=task)
+    at.wait_for(lambda: at.run()["status"] == "paused")
+    rounds = _rounds(at)
+    assert [row["status"] for row in rounds] == ["abandoned", "abandoned"]
+    for row in rounds:
+        assert row["ledger"][0]["status"] == "failed"
+        assert words in row["ledger"][0]["reason"]
+    assert f"no update ({code})" in member.log
+    at.admin.post("/runs/demo/stop", json={"reason": "enough"})
+    assert member.join() == 0  # it was there to see the end
+    assert "demo: stopped: enough" in member.log
+
+
+class _CutOnce(httpx.BaseTransport):
+    """A network that breaks in the middle of the first upload."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self.cut = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT" and request.url.path.endswith("/update") and not self.cut:
+            self.cut = True
+            raise httpx.WriteError("broken pipe", request=request)
+        return self._inner.handle_request(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_an_upload_that_broke_is_sent_again_without_training_again(at: Live, tmp_path: Path) -> None:
+    create(at, min_clients=1, rounds=2)
+    member = worker(at, tmp_path, "site", transport=_CutOnce())
+    assert member.join() == 0
+    assert "broke (WriteError)" in member.log
+    assert member.log.count("demo round 1: trained already, sending the finished update again") == 1
+    assert [row["status"] for row in _rounds(at)] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ({"join_token": "wrong-join-token-of-the-tests"}, 3, "does not accept the join code"),
+        ({"join_token": None}, 2, "no join code is given"),
+        ({"url": None}, 2, "no coordinator is given"),
+        ({"device": "cuda:99"}, 2, "--device cuda:99: this machine has"),
+    ],
+)
+def test_a_start_that_cannot_work_ends_with_one_sentence(
+    at: Live, tmp_path: Path, more: dict[str, Any], code: int, words: str
+) -> None:
+    member = worker(at, tmp_path, "site", **more)
+    assert member.join() == code
+    assert words in member.log
+    assert len(member.log.splitlines()) <= 2
+
+
+def test_a_name_that_is_in_use_ends_the_start(at: Live, tmp_path: Path) -> None:
+    at.site("site")
+    member = worker(at, tmp_path, "site")
+    assert member.join() == 3
+    assert "site" in member.log
+
+
+def test_another_name_than_the_state_folders_is_refused(at: Live, tmp_path: Path) -> None:
+    create(at, rounds=1, min_clients=1)
+    assert worker(at, tmp_path, "site").join() == 0
+    member = Member(settings(at, tmp_path, "other", state=tmp_path / "site")).start()
+    assert member.join() == 2
+    assert "belongs to the client site" in member.log
+
+
+def test_data_that_are_not_there_end_the_worker_with_what_was_looked_for(at: Live, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    task = "fashion-mnist"
+    create(at, task=task, min_clients=1)
+    member = worker(at, tmp_path, "site", task=task, data=empty)
+    assert member.join() == 2
+    assert str(empty) in member.log
