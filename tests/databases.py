@@ -172,7 +172,7 @@ def _server(binaries: Path, owner: str | None, folder: Path) -> Iterator[Postgre
         "-h",
         "127.0.0.1",
     ]
-    for setting in ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=200"):
+    for setting in ("fsync=off", "full_page_writes=off", "max_connections=200"):
         command += ["-c", setting]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Engines and transactions.
 
-``make_engine`` sets what SQLite needs so that a transaction is one (see ``docs/decisions``): without it,
+``make_engine`` sets what SQLite needs so that a transaction is one: without it,
 sqlite3 opens no transaction before a SELECT, and "read, then write" loses updates. No logic depends on
 SQLite's single writer all the same: PostgreSQL at READ COMMITTED would lose them too.
 

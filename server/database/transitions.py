@@ -8,7 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.database import snapshots
-from server.database.changes import Change, write
+from server.database.change import Change
+from server.database.changes import write
 from server.database.facts import DiscrepancyFacts, Facts, UpdateFacts
 from server.database.session import Writing
 from server.database.snapshots import Configs, Snapshot

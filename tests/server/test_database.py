@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from server.database.session import Writing, make_engine, parse_url, reading, writing
+from server.database.session import Reading, Writing, make_engine, parse_url, reading, writing
 from server.database.tables import blobs, clients, evaluations, events
 from shared.problems import InvalidConfiguration, StorageUnavailable
+from tests.databases import Postgres
 
 NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
 
@@ -69,21 +70,43 @@ def test_a_reading_connection_has_no_way_to_write(engine: sa.Engine) -> None:
         assert not hasattr(connection, "execute")
 
 
-@pytest.mark.parametrize(("synchronous", "level"), [("FULL", 2), ("NORMAL", 1)])
-def test_sqlite_pragmas(tmp_path: Path, synchronous: str, level: int) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path / 'a.sqlite'}", synchronous=synchronous)  # type: ignore[arg-type]
-    with engine.connect() as connection:
-        values = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
-            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-        }
-    assert values == {
-        "journal_mode": "wal",
-        "synchronous": level,
-        "foreign_keys": 1,
-        "busy_timeout": 30_000,
-    }
+def pragma(connection: Reading, name: str) -> object:
+    # a pragma as a table-valued function, so that it can be asked like a table
+    function = getattr(sa.func, f"pragma_{name}")().table_valued(sa.column(name))
+    return connection.select(sa.select(function.c[name])).scalar_one()
+
+
+def test_sqlite_settings_and_what_waits_for_the_disk(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.sqlite'}"
+    full, normal = 2, 1
+    engine = make_engine(url)
+    with writing(engine) as connection:
+        assert pragma(connection, "synchronous") == full
+        assert pragma(connection, "journal_mode") == "wal"
+        assert pragma(connection, "foreign_keys") == 1
+    with writing(engine, durable=False) as connection:
+        assert pragma(connection, "synchronous") == normal
+    with writing(engine) as connection:
+        assert pragma(connection, "synchronous") == full
     engine.dispose()
+    engine = make_engine(url, synchronous="NORMAL")
+    with writing(engine) as connection:
+        assert pragma(connection, "synchronous") == normal
+    engine.dispose()
+
+
+def test_postgresql_commits_wait_for_the_disk_unless_told_otherwise(postgres: Postgres) -> None:
+    url = postgres.fresh()
+    engine = make_engine(url)
+    setting = sa.select(sa.func.current_setting("synchronous_commit"))
+    with writing(engine) as connection:
+        assert connection.select(setting).scalar_one() == "on"
+    with writing(engine, durable=False) as connection:
+        assert connection.select(setting).scalar_one() == "off"
+    with writing(engine) as connection:
+        assert connection.select(setting).scalar_one() == "on"
+    engine.dispose()
+    postgres.recycle(url)
 
 
 def test_times_come_back_as_aware_utc_and_naive_ones_are_refused(engine: sa.Engine) -> None:

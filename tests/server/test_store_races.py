@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from server.database.changes import Change, Outrun, write
+from server.database.change import Change
+from server.database.changes import Outrun, write
 from server.database.session import Writing, make_engine, writing
 from server.database.snapshots import Configs, load
 from server.database.tables import clients

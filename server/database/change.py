@@ -1,0 +1,34 @@
+"""A decision on its way into the database."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from server.database.facts import Facts
+from server.database.snapshots import Snapshot
+from server.lifecycle.events import Event
+from server.lifecycle.machine import Decision
+
+__all__ = ["Change"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision, what led to it and who."""
+
+    before: Snapshot
+    decision: Decision
+    event: Event
+    facts: Facts | None
+    actor: str
+    now: dt.datetime
+
+    @property
+    def run(self) -> str:
+        return self.decision.run.id
+
+    @property
+    def client(self) -> str:
+        """Whom the event is about; empty for events about the run."""
+        return getattr(self.event, "client", "")
