@@ -25,6 +25,7 @@ __all__ = [
     "CategoryRow",
     "CategoryTable",
     "ClientRow",
+    "Connected",
     "LedgerLine",
     "Page",
     "ParticipantLine",
@@ -51,7 +52,16 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """How many clients are registered (and not revoked), and how many of them asked for work lately."""
+
+    registered: int
+    heard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunsPage(Page):
+    clients: Connected
     active: Sequence[RunSummary]
     ended: Sequence[RunSummary]
 
@@ -145,7 +155,7 @@ class RunPage(Page):
     categories: Sequence[CategoryTable]
     clients: Sequence[ClientRow]
     rounds: Sequence[RoundLine]
-    older_rounds: int
+    older_rounds: bool
     log: Sequence[EventView]
     older_events: bool
     configuration: str

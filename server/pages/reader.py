@@ -6,7 +6,15 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.schemas import EnrolmentStatus, EvaluationView, EventView, RoundView, RunSummary, RunView
+from shared.schemas import (
+    ClientView,
+    EnrolmentStatus,
+    EvaluationView,
+    EventView,
+    RoundView,
+    RunSummary,
+    RunView,
+)
 
 __all__ = ["Reader", "newest_events", "stream_of"]
 
@@ -19,10 +27,12 @@ class Reader(Protocol):
 
     def runs(self) -> Sequence[RunSummary]: ...
 
+    def clients(self) -> Sequence[ClientView]: ...
+
     def run_view(self, run: str, now: dt.datetime) -> RunView: ...
 
-    def rounds(self, run: str) -> Sequence[RoundView]:
-        """Every attempt of every round, with its ledger."""
+    def rounds(self, run: str, since: int = 0) -> Sequence[RoundView]:
+        """Every attempt of the rounds from ``since`` on, with its ledger."""
         ...
 
     def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:

@@ -15,7 +15,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from server.pages.contexts import Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
+from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
+from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader
 from server.pages.round_page import round_page
 from server.pages.run_page import run_page
@@ -26,6 +27,9 @@ __all__ = ["STATIC", "pages_router", "problem_response", "wants_html"]
 
 STATIC = Path(__file__).parent / "static"
 """Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
+
+RECENTLY = dt.timedelta(minutes=2)
+"""A waiting client asks again at least once a minute; one that is silent for longer is not counted."""
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -76,6 +80,8 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
     """
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
+    losses = TrainingLosses()
+
     def answer(template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
         now = clock()
         try:
@@ -93,7 +99,9 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
 
     @router.get("/runs/{run}")
     def one_run(run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
-        return answer("run.html", lambda now: run_page(store, run, now, everything=show == "everything"))
+        return answer(
+            "run.html", lambda now: run_page(store, losses, run, now, everything=show == "everything")
+        )
 
     @router.get("/runs/{run}/rounds/{round}")
     def one_round(run: str, round: str, attempt: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
@@ -133,9 +141,16 @@ def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
         title="Runs",
         now=now,
         events=f"/api/v1/events?after={latest}",
+        clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.terminal),
         ended=tuple(run for run in runs if run.status.terminal),
     )
+
+
+def _connected(store: Reader, now: dt.datetime) -> Connected:
+    known = [client for client in store.clients() if client.revoked_at is None]
+    seen = [client.last_seen_at for client in known if client.last_seen_at is not None]
+    return Connected(registered=len(known), heard=sum(now - at <= RECENTLY for at in seen))
 
 
 def _problems_page(now: dt.datetime) -> ProblemsPage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from server.pages.charts import LineChart, bar, line_chart
 from server.pages.contexts import (
@@ -20,6 +20,7 @@ from server.pages.contexts import (
     WeightBar,
 )
 from server.pages.explain import weighting_name
+from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.words import number, percent
 from shared.schemas import (
@@ -42,17 +43,22 @@ _ARRIVED = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED, Participan
 _OPEN = (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
 
 
-def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = False) -> RunPage:
+def run_page(
+    store: Reader, losses: TrainingLosses, name: str, now: dt.datetime, *, everything: bool = False
+) -> RunPage:
     """The page of one run. ``everything``: all rounds and events, not only the newest."""
     # The newest id is read before the rest: what happens in between is then announced, not missed.
     latest = store.latest_event_id(name)
     run = store.run_view(name, now)
-    rounds = sorted(store.rounds(name), key=lambda round: (round.round, round.attempt))
+    first = 1 if everything else max(_newest_round(run) - SHOWN_ROUNDS + 1, 1)
+    found = store.rounds(name, min(first, losses.first_unknown(name)))
+    training = losses.learn(name, found)
+    rounds = sorted(
+        (round for round in found if round.round >= first), key=lambda round: (-round.round, -round.attempt)
+    )
     evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
-    shown = rounds if everything else rounds[-SHOWN_ROUNDS:]
     events = newest_events(store, name, 10_000 if everything else SHOWN_EVENTS + 1)
     log = events if everything else events[:SHOWN_EVENTS]
-    training = {round.round: loss for round in rounds if (loss := training_loss(round)) is not None}
     open_round = run.current_round if run.current_round and run.current_round.status in _OPEN else None
     return RunPage(
         title=_title(run),
@@ -70,8 +76,8 @@ def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = F
         scores=scores(evaluations, training),
         categories=categories(evaluations, run.classes),
         clients=_clients(run),
-        rounds=tuple(_line(round, evaluations) for round in reversed(shown)),
-        older_rounds=len(rounds) - len(shown),
+        rounds=tuple(_line(round, evaluations) for round in rounds),
+        older_rounds=first > 1,
         log=log,
         older_events=len(events) > len(log),
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
@@ -79,18 +85,12 @@ def run_page(store: Reader, name: str, now: dt.datetime, *, everything: bool = F
     )
 
 
-def training_loss(round: RoundView) -> float | None:
-    """Mean loss of local training of a completed round, weighted as the model is."""
-    pairs = [(r.weight, r.loss) for r in round.ledger if r.weight is not None and r.loss is not None]
-    total = math.fsum(weight for weight, _ in pairs)
-    if round.status is not RoundStatus.COMPLETED or total <= 0:
-        return None
-    mean = math.fsum(weight * loss for weight, loss in pairs if weight > 0) / total
-    return mean if math.isfinite(mean) else None
+def _newest_round(run: RunView) -> int:
+    return run.current_round.round if run.current_round else run.completed_rounds
 
 
 def charts(
-    evaluations: Sequence[EvaluationView], training: dict[int, float], rounds: int
+    evaluations: Sequence[EvaluationView], training: Mapping[int, float], rounds: int
 ) -> tuple[LineChart, ...]:
     """Accuracy and loss by round, one curve an evaluator; what has no data is left out."""
     accuracy: dict[str, list[tuple[int, float]]] = {}
@@ -117,7 +117,7 @@ def _plain_tick(value: float) -> str:
     return f"{value:g}"
 
 
-def scores(evaluations: Sequence[EvaluationView], training: dict[int, float]) -> tuple[ScoreLine, ...]:
+def scores(evaluations: Sequence[EvaluationView], training: Mapping[int, float]) -> tuple[ScoreLine, ...]:
     """The same numbers as :func:`charts`, newest first. A round nobody scored has its training loss alone."""
     lines = [
         ScoreLine(

@@ -377,6 +377,25 @@ def test_the_log_ends_with_the_newest_events_however_busy_the_others_are(
     assert newest_events(store, "waiting", 10_000) == tuple(reversed(every))
 
 
+def test_a_long_run_shows_its_newest_rounds_and_its_whole_course(
+    tmp_path: Path, migrated_sqlite: Path
+) -> None:
+    """22 rounds of two clients: 20 in the list, 22 in the chart, also when the page is asked for again."""
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    settings = seed.config("long", rounds=22, min_clients=2, quorum=1)
+    course = seed.Course(store, settings, sites=seed.SITES[:2]).create().enrol(evaluator=False)
+    for _ in range(22):
+        course.play()
+    for path, many in (("/runs/long", 20), ("/runs/long", 20), ("/runs/long?show=everything", 22)):
+        tables = read(client, path).tables
+        listed = next(table for table in tables if "Weights" in table[0])
+        assert [row[0] for row in listed[1:]] == [str(round) for round in range(22, 22 - many, -1)]
+        course_table = next(table for table in tables if "Training loss" in table[0])
+        assert [row[0] for row in course_table[1:]] == [str(round) for round in range(22, 0, -1)]
+    store.engine.dispose()
+
+
 # ---------------------------------------------------------------- attempts, problems, addresses
 
 
@@ -443,6 +462,19 @@ def test_every_problem_type_leads_to_its_row(here: tuple[TestClient, Store]) -> 
         assert kind("x").as_json()["type"] == f"/problems#{code}"
         assert kind.title in rows[code]
         assert str(kind.status) in rows[code]
+
+
+def test_the_list_counts_who_is_connected(tmp_path: Path, migrated_sqlite: Path) -> None:
+    """Registered: a, b, c; b is revoked; only a has asked for work within two minutes."""
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    for name in "abc":
+        store.register(name, name, "0.1.0", RECENT)
+        store.touch(name, RECENT if name == "c" else NOW)
+    store.revoke("b", "admin", NOW)
+    said = "1 of 2 registered clients asked for work in the last two minutes."
+    assert said in read(client, "/").all("main")[0].text
+    store.engine.dispose()
 
 
 def test_an_empty_coordinator_says_how_to_begin(tmp_path: Path, migrated_sqlite: Path) -> None:

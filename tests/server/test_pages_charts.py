@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from server.pages import STATIC
 from server.pages.charts import MARKED, Scale, bar, line_chart, nice_ticks, whole_ticks
 from server.pages.explain import fallback, formula, sentence
+from server.pages.losses import TrainingLosses, training_loss
 from server.pages.words import (
     amount,
     detail,
@@ -28,7 +29,7 @@ from server.pages.words import (
 )
 from server.pages.words import sentence as written
 from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting, Weighting
-from shared.schemas import EnrolmentStatus, LedgerRow, ParticipantStatus, RoundStatus, RunStatus
+from shared.schemas import EnrolmentStatus, LedgerRow, ParticipantStatus, RoundStatus, RoundView, RunStatus
 from shared.weighting import Contribution, ledger
 
 # ---------------------------------------------------------------- charts
@@ -302,3 +303,61 @@ def test_text_has_four_and_a_half_to_one_and_drawings_three(scheme: str) -> None
 
 def test_light_and_dark_name_the_same_colours() -> None:
     assert palette("light").keys() == palette("dark").keys()
+
+
+# ---------------------------------------------------------------- training loss
+
+
+def round_with(
+    number: int, pairs: list[tuple[float | None, float | None]], status: str = "completed"
+) -> RoundView:
+    """A round whose clients have these (weight, loss)."""
+    made = [
+        LedgerRow(
+            client=f"c{index}",
+            index=index,
+            status=ParticipantStatus.AGGREGATED,
+            included=True,
+            reason=None,
+            examples=1,
+            weight=weight,
+            loss=loss,
+        )
+        for index, (weight, loss) in enumerate(pairs)
+    ]
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    return RoundView(
+        run="r",
+        round=number,
+        attempt=1,
+        status=RoundStatus(status),
+        reason=None,
+        opened_at=now,
+        deadline_at=now,
+        closed_at=now,
+        completed_at=now,
+        ledger=tuple(made),
+        evaluations=(),
+    )
+
+
+def test_training_loss_is_weighted_as_the_model_is() -> None:
+    """(0.25 x 2 + 0.5 x 1) / 0.75 = 4/3: who reported no loss does not count, who has no weight neither."""
+    assert training_loss(
+        round_with(1, [(0.25, 2.0), (0.5, 1.0), (0.25, None), (0.0, 99.0)])
+    ) == pytest.approx(4 / 3)
+    assert training_loss(round_with(1, [(None, 2.0), (0.0, 1.0)])) is None
+    assert training_loss(round_with(1, [(1.0, math.inf)])) is None
+
+
+def test_losses_are_learnt_once() -> None:
+    losses = TrainingLosses()
+    assert losses.first_unknown("r") == 1
+    assert losses.learn("r", [round_with(2, [(1.0, None)]), round_with(1, [(1.0, 3.0)])]) == {1: 3.0}
+    assert losses.first_unknown("r") == 3, "a round without a loss is known too"
+    abandoned = round_with(3, [(1.0, 9.0)], "abandoned")
+    assert losses.learn("r", [abandoned]) == {1: 3.0}
+    assert losses.first_unknown("r") == 3
+    assert losses.learn("r", [round_with(3, [(1.0, 1.0)])]) == {1: 3.0, 3: 1.0}
+    losses.learn("r", [round_with(5, [(1.0, 1.0)])])
+    assert losses.first_unknown("r") == 4, "what is missing is read, whatever is known after it"

@@ -1,0 +1,45 @@
+"""Training loss by round, remembered: a completed round never changes, and its whole ledger is needed."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from shared.schemas import RoundStatus, RoundView
+
+__all__ = ["TrainingLosses", "training_loss"]
+
+REMEMBERED_RUNS = 64
+
+
+def training_loss(round: RoundView) -> float | None:
+    """Mean loss of local training, weighted as the model is; None if no weighted client reported one."""
+    pairs = [(row.weight, row.loss) for row in round.ledger if row.weight and row.loss is not None]
+    total = math.fsum(weight for weight, _ in pairs)
+    if total <= 0:
+        return None
+    mean = math.fsum(weight * loss for weight, loss in pairs) / total
+    return mean if math.isfinite(mean) else None
+
+
+class TrainingLosses:
+    """What the pages of one process have seen. Threads may read a round twice, never a wrong one."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, dict[int, float | None]] = OrderedDict()
+
+    def first_unknown(self, run: str) -> int:
+        """The round from which on rounds have to be read."""
+        known = self._runs.get(run, {})
+        return next(number for number in count(1) if number not in known)
+
+    def learn(self, run: str, rounds: Iterable[RoundView]) -> Mapping[int, float]:
+        """Take in what was read, in any order; answers all that is known, by round."""
+        known = self._runs.setdefault(run, {})
+        self._runs.move_to_end(run)
+        known |= {r.round: training_loss(r) for r in rounds if r.status is RoundStatus.COMPLETED}
+        while len(self._runs) > REMEMBERED_RUNS:
+            self._runs.popitem(last=False)
+        return {round: loss for round, loss in sorted(known.items()) if loss is not None}
