@@ -35,6 +35,13 @@ class Draft:
             raise RuntimeError(f"run {self.run.id!r} has no round at {self._cause.__name__}")
         return self.run.round
 
+    def enrolment(self, client: str) -> Enrolment:
+        """The enrolment of a participant: there is one, and who leaves stops being waited for."""
+        found = self.run.enrolment(client)
+        if found is None:
+            raise RuntimeError(f"participant {client!r} of run {self.run.id!r} has no enrolment")
+        return found
+
     def effects(self) -> tuple[Effect, ...]:
         """Records as they happened, then the aggregation if one starts, then one wake-up for all."""
         effects: list[Effect] = [*self._records]

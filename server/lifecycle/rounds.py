@@ -49,10 +49,8 @@ def time_out(draft: Draft) -> None:
         reason = f"nothing came until the deadline {draft.round.deadline_at.isoformat()}"
         draft.move_participant(participant, ParticipantStatus.TIMED_OUT, reason)
         draft.record_round("participant_timed_out", participant.client, was=str(participant.status))
-        enrolment = draft.run.enrolment(participant.client)
-        if enrolment is not None and enrolment.status is EnrolmentStatus.READY:
-            draft.move_enrolment(enrolment, EnrolmentStatus.AWAY, reason)
-            draft.record("client_away", participant.client, reason=reason)
+        draft.move_enrolment(draft.enrolment(participant.client), EnrolmentStatus.AWAY, reason)
+        draft.record("client_away", participant.client, reason=reason)
 
 
 def close_if_done(draft: Draft) -> None:

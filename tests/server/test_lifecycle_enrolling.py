@@ -111,6 +111,11 @@ def test_indexes_are_given_as_asked_then_at_the_start_by_name_lowest_free_first(
     assert list(participants(run)) == ["b", "d", "a", "c"]  # in index order
 
 
+def test_who_left_or_declined_before_the_start_uses_up_no_index() -> None:
+    run = play(enrolled("abc"), ClientLeft("a", "moved"), ClientDeclined("aa", "no"), StartRequested()).run
+    assert indexes(run) == {"a": None, "b": 0, "c": 1, "aa": None}
+
+
 def test_who_comes_late_gets_the_next_index_after_the_highest() -> None:
     run = play(collecting("ab"), trainer("c", index=7)).run
     assert indexes(play(run, trainer("d")).run)["d"] == 8
@@ -202,6 +207,12 @@ def test_who_was_away_comes_back() -> None:
     assert enrolment(decision.run, "b").status == EnrolmentStatus.READY
     assert decision.effects == (Record("client_returned", "b"),)
     assert play(decision.run, ClientSeen("b"), ClientSeen("stranger")) == Decision(decision.run, ())
+
+
+def test_who_was_away_at_the_end_stays_so() -> None:
+    run = stopped(after_deadline(collecting("ab")).run)
+    assert enrolment(run, "a").status == EnrolmentStatus.AWAY
+    assert decide(run, ClientSeen("a"), NOW) == Decision(run, ())
 
 
 # -------------------------------------------------------------------- the discrepancy
