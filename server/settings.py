@@ -23,7 +23,9 @@ NOT_SETTINGS = frozenset({"FEDDISCO_DATA", "FEDDISCO_REQUIRE_POSTGRES"})
 class Settings(BaseSettings):
     """How one coordinator process runs. Frozen; arguments win over the environment."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     data_folder: Path = Field(
         Path("feddisco-data"), description="database (if SQLite), blobs and the admin token"

@@ -194,7 +194,7 @@ def process(folder: Path, database_url: str, **settings: Any) -> subprocess.Pope
         "import json, sys; from server.main import serve; from server.settings import Settings; "
         "sys.exit(serve(Settings(**json.loads(sys.argv[1]))))"
     )
-    command = [sys.executable, "-c", program, json.dumps(given)]
+    command = [sys.executable, "-c", program, json.dumps({**given, **settings})]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 

@@ -115,10 +115,11 @@ def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
 def test_no_token_is_stored(at: Live, database_url: str, tmp_path: Path) -> None:
     site = at.site("anna")
     token = site.http.headers["Authorization"].removeprefix("Bearer ")
-    with make_engine(database_url).connect() as connection:
+    engine = make_engine(database_url)
+    with engine.connect() as connection:
         hashes = connection.exec_driver_sql("SELECT token_hash FROM clients").scalars().all()
         joins = connection.exec_driver_sql("SELECT token_hash FROM join_tokens").scalars().all()
-        connection.engine.dispose()
+    engine.dispose()
     assert hashes == [hash_token(token)]
     assert joins == [hash_token(JOIN)]
     for secret in (token, JOIN, ADMIN):
