@@ -57,7 +57,9 @@ class Reporter:
             TextColumn("step {task.completed}/{task.total}  loss {task.fields[loss]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(file=self._stream), transient=True) as bars:
+        with Progress(
+            *columns, console=Console(file=self._stream, force_terminal=True), transient=True
+        ) as bars:
             bar = bars.add_task(title, total=None, loss="-")
 
             def show(progress: TrainProgress) -> None:

@@ -1,0 +1,44 @@
+"""Devices by name, and what running out of memory looks like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.problems import InvalidConfiguration
+from worker.device import choose, describe, is_out_of_memory
+
+
+def test_auto_takes_the_best_there_is() -> None:
+    expected = (
+        "cuda:0" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    )
+    assert str(choose("auto")) == expected
+    assert str(choose("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "tpu", ""])
+def test_a_device_that_is_not_there_lists_those_that_are(name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"this machine has .*cpu"):
+        choose(name)
+
+
+def test_float16_needs_a_gpu() -> None:
+    with pytest.raises(InvalidConfiguration, match="needs a GPU"):
+        choose("cpu", "float16")
+    assert choose("cpu", "bfloat16").type == "cpu"
+
+
+def test_the_pages_description_tells_the_threads() -> None:
+    assert describe(torch.device("cpu")) == f"cpu ({torch.get_num_threads()} threads)"
+
+
+def test_memory_that_ran_out_is_told_from_other_faults() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_out_of_memory(caught.value)
