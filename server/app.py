@@ -18,8 +18,8 @@ from server.blobs import BlobStore
 from server.coordinator import Coordinator, Reader
 from server.database.session import make_engine
 from server.database.store import Store
-from server.headers import SecurityHeaders
 from server.intact import Intact
+from server.middleware import BodyLimit, SecurityHeaders
 from server.pages import STATIC, pages_router
 from server.rounds import ACTOR, Rounds
 from server.security import Guard, KnownClient, admin_token, hash_token
@@ -84,11 +84,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
-        max_body_size=JSON_BYTES,
         responses=REFUSALS,
     )
     app.state.coordinator = coordinator
     errors.install(app, coordinator.telemetry.problem, _asks_for_a_page)
+    app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
     app.add_middleware(SecurityHeaders)
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")

@@ -96,11 +96,8 @@ def _check_tls(settings: Settings) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """Bound before anything else starts: a second coordinator on the port is told so."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise InvalidConfiguration(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",

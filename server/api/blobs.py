@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from server.api.documents import DigestInPath
 from server.api.ranges import wanted_range
-from server.api.updates import BODY, NO_LIMIT, announced_digest, received
+from server.api.updates import BODY, announced_digest, received
 from server.blobs import Incoming
 from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
 from shared.digests import format_content_digest
@@ -97,7 +97,7 @@ async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> A
         file.close()
 
 
-@router.put("/blobs/{sha256}", status_code=204, openapi_extra=BODY, max_body_size=NO_LIMIT)
+@router.put("/blobs/{sha256}", status_code=204, openapi_extra=BODY)
 async def upload(sha256: DigestInPath, request: Request, here: Here, _admin: Admin) -> None:
     """Upload initial weights, to be named in ``POST /runs``. Unused, they are deleted after a day."""
     digest = announced_digest(request)

@@ -47,10 +47,9 @@ BODY: dict[str, Any] = {
         }
     ],
 }
-NO_LIMIT = 2**62  # the limit of an upload depends on its run and is checked while it is received
 
 
-@router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY, max_body_size=NO_LIMIT)
+@router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY)
 async def upload(
     run: RunId,
     n: Number,
