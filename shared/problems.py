@@ -93,7 +93,8 @@ class Problem(Exception):
         self.extra = extra
 
     def __str__(self) -> str:
-        return f"{self.detail} {self.hint}".strip()
+        stop = "" if not self.hint or self.detail.endswith((".", "!", "?", ":")) else "."
+        return f"{self.detail}{stop} {self.hint}".strip()
 
     def as_json(self) -> dict[str, Any]:
         """Body of the RFC 9457 answer; ``type`` is a relative reference to the documentation."""
