@@ -1,0 +1,150 @@
+"""Whatever is killed, whichever database, service or simulation: the same final model, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shared.algorithms import available
+from shared.config import RunConfig
+from shared.schemas import ParticipantStatus, RoundStatus
+from simulation.run import simulate
+from tests.e2e.processes import Deployment, run_config
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("same-model"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+# Scaffold keeps state at the clients and at the coordinator: both have to survive.
+KILLED = {"algorithm": "scaffold", "rounds": 4}
+
+
+@pytest.fixture(params=["on_sqlite", "on_postgres"])
+def system(request: pytest.FixtureRequest) -> Deployment:
+    made: Deployment = request.getfixturevalue(request.param)
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return simulated(run_config("undisturbed", **KILLED), tmp_path_factory.mktemp("simulated"))
+
+
+def simulated(config: RunConfig, folder: Path) -> str:
+    return simulate(config, source=None, out=folder / "result.jsonl", say=lambda line: None)
+
+
+def test_nobody_is_killed(system: Deployment, undisturbed: str) -> None:
+    system.create(run_config("calm", **KILLED))
+    assert system.digest("calm") == undisturbed
+
+
+def test_coordinators_are_killed_while_they_aggregate(system: Deployment, undisturbed: str) -> None:
+    names = list(system.urls)
+    for name in names:
+        assert system.end(name) == 0
+        system.start_coordinator(name, hold_aggregation_seconds=600)
+    system.create(run_config("aggregating", **KILLED))
+    system.wait_for(
+        lambda: (view := system.open_round("aggregating")) and view.status is RoundStatus.AGGREGATING,
+        "round 1 is aggregated",
+    )
+    for name in names:
+        system.kill(name)
+    for name in names:
+        system.start_coordinator(name)
+    assert system.digest("aggregating") == undisturbed
+
+
+def test_a_worker_is_killed_while_it_trains(system: Deployment, undisturbed: str) -> None:
+    config = run_config("training", **KILLED)
+    system.create(config)
+    victim = "site-1"
+    for number in range(1, config.rounds + 1):
+        if kill_in_round(system, "training", number, victim):
+            break
+    else:
+        raise AssertionError("the worker always had uploaded already when it was looked at")
+    system.start_again(victim)
+    assert system.digest("training") == undisturbed
+
+
+def kill_in_round(system: Deployment, run: str, number: int, victim: str) -> bool:
+    """Freeze the worker as soon as it is told to train; if it has not uploaded yet, kill it."""
+    system.wait_for(lambda: trains(system, run, number, victim), f"{victim} trains in round {number}")
+    with system.frozen(victim):
+        row = system.row(run, victim)
+        caught = row is not None and row.status is ParticipantStatus.TRAINING
+        if caught:
+            system.kill(victim)
+    return caught
+
+
+def trains(system: Deployment, run: str, number: int, client: str) -> bool:
+    """Whether the client has got its assignment in this round (or in a later one, if nobody looked)."""
+    view = system.admin.run(run)
+    if view.status.terminal or view.completed_rounds >= number:
+        return True
+    row = system.row(run, client)
+    return row is not None and row.status is not ParticipantStatus.INVITED
+
+
+# ---------------------------------------------------------------- every algorithm
+
+
+def config_of(algorithm: str) -> RunConfig:
+    return run_config(f"with-{algorithm}", algorithm=algorithm)
+
+
+@pytest.fixture(scope="module")
+def with_every_algorithm(on_sqlite: Deployment) -> Deployment:
+    """A run of each at once on the same workers, with a restart of the coordinator in the midst of them."""
+    for algorithm in available():
+        on_sqlite.create(config_of(algorithm))
+    middle = config_of(available()[len(available()) // 2]).name
+    on_sqlite.wait_for(lambda: on_sqlite.admin.run(middle).completed_rounds >= 1, "half of the work is done")
+    on_sqlite.kill("coordinator")
+    on_sqlite.start_coordinator()
+    return on_sqlite
+
+
+@pytest.mark.parametrize("algorithm", available())
+def test_service_and_simulation(algorithm: str, with_every_algorithm: Deployment, tmp_path: Path) -> None:
+    config = config_of(algorithm)
+    assert with_every_algorithm.digest(config.name) == simulated(config, tmp_path)
+
+
+# ---------------------------------------------------------------- two coordinators
+
+
+def test_what_one_coordinator_commits_wakes_the_other_ones_clients(on_postgres: Deployment) -> None:
+    """Shorter than the 8 seconds after which a poll looks again by itself: only the relay can answer it."""
+    wait = 6.0
+    second = on_postgres.urls["second"]
+    join = {"Authorization": f"Bearer {on_postgres.processes.environment['FEDDISCO_JOIN_TOKEN']}"}
+    with httpx.Client(base_url=f"{second}/api/v1", timeout=60) as http, ThreadPoolExecutor() as threads:
+        joined = http.post("/clients", json={"name": "listener"}, headers=join).json()
+        http.headers["Authorization"] = f"Bearer {joined['token']}"
+        assert http.get("/work").status_code == 204
+        before = waiting_polls(second)
+        poll = threads.submit(http.get, "/work", params={"wait": wait})
+        on_postgres.wait_for(lambda: waiting_polls(second) > before, "the poll waits")
+        on_postgres.create(run_config("woken", min_clients=50))
+        answer = poll.result()
+    on_postgres.admin.control("woken", "stop")
+    assert answer.status_code == 200, answer.headers
+    assert (answer.json()["kind"], answer.json()["run"]) == ("enrol", "woken")
+    assert answer.elapsed.total_seconds() < wait
+
+
+def waiting_polls(url: str) -> float:
+    found = re.search(r"^feddisco_waiting_polls (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
