@@ -112,7 +112,7 @@ def _worker(
     from worker.site import Site
 
     use_threads(settings.threads)
-    site = Site(settings, choose(settings.device, settings.precision))
+    site = Site(settings, choose(settings.device, settings.precision), folder / "cache")
     return Worker(
         client=client,
         settings=settings,

@@ -19,6 +19,7 @@ from shared.tensors import manifest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import nn
 
@@ -44,11 +45,12 @@ class LocalRun:
 
 
 class Site:
-    """Loads on first use, keeps until the run is forgotten."""
+    """Loads on first use, keeps until the run is forgotten; decoded images also in the folder ``cache``."""
 
-    def __init__(self, settings: WorkerSettings, device: torch.device) -> None:
+    def __init__(self, settings: WorkerSettings, device: torch.device, cache: Path) -> None:
         self.settings = settings
         self.device = device
+        self._cache = cache
         self._runs: dict[str, LocalRun] = {}
         self._data: dict[tuple[str, int, Split], Examples] = {}
         self._parts: dict[tuple[str, int], Examples] = {}
@@ -69,6 +71,7 @@ class Site:
         Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run.
         """
         task = load_task(self.settings.task, self._options(view), view.classes)
+        task.cache = self._cache
         model = task.build_model(view.config.model, view.config.seed)
         manifest = manifest_of(model)
         if difference := first_difference(manifest, view.manifest):
