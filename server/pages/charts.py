@@ -115,21 +115,21 @@ def line_chart(
 ) -> LineChart | None:
     """Values by round, one curve a name. ``None`` when there is nothing to draw.
 
-    ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis goes to
-    ``last_round`` if that is further than the data: an unfinished run shows what is still to come.
+    ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis begins at round
+    0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
+    unfinished run shows what is still to come.
     """
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return None
-    rounds = [round for round, _ in points]
-    first, last = min(rounds), max(*rounds, last_round)
+    last = max(last_round, *(round for round, _ in points))
     levels = nice_ticks(min(value for _, value in points), max(value for _, value in points))
-    across, up = Scale(first, last), Scale(levels[0], levels[-1])
+    across, up = Scale(0, last), Scale(levels[0], levels[-1])
     return LineChart(
         id=id,
         title=title,
         description=_describe(curves, write),
-        x_ticks=tuple(Tick(across(at), str(at)) for at in whole_ticks(first, last)),
+        x_ticks=tuple(Tick(across(at), str(at)) for at in whole_ticks(0, last)),
         y_ticks=tuple(Tick(up.down(at), tick(at)) for at in levels),
         curves=tuple(
             _curve(name, style, sorted(curve), across, up, write)

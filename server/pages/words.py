@@ -154,7 +154,7 @@ def tone(status: str) -> str:
 
 
 def detail(value: Any) -> str:
-    """Anything that an event carries, on one line: ``participants: a, b · attempt: 2``."""
+    """Anything that somebody told, on one line: ``participants: a, b · attempt: 2``."""
     if isinstance(value, Mapping):
         return " · ".join(f"{plain(str(key))}: {detail(item)}" for key, item in value.items())
     if isinstance(value, str):

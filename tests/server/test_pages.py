@@ -7,28 +7,23 @@ import datetime as dt
 import re
 import shutil
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from jinja2 import meta, nodes
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from server.app import create_app, make_coordinator
 from server.database.store import Store
 from server.pages import contexts
 from server.pages.reader import newest_events
 from server.pages.routes import environment
 from server.pages.words import amount, number, percent
-from server.settings import Settings
 from shared.problems import catalogue
 from tests.browser import seed
+from tests.server.reading_pages import NOW, Html, client_on, read
 
-NOW = seed.FIRST_MOMENT + dt.timedelta(hours=1)
 RECENT = NOW - dt.timedelta(minutes=5)
-VOID = {"meta", "link", "br", "hr", "img", "input"}
 TEMPLATES = {
     "runs.html": contexts.RunsPage,
     "run.html": contexts.RunPage,
@@ -48,72 +43,6 @@ PAGES = (
     "/runs/waiting",
     "/runs/unknown",
 )
-
-
-@dataclasses.dataclass
-class Element:
-    name: str
-    attributes: dict[str, str]
-    parent: Element | None
-    text: str = ""
-
-    def inside(self, name: str) -> bool:
-        at: Element | None = self
-        while at is not None and at.name != name:
-            at = at.parent
-        return at is not None
-
-
-class Html(HTMLParser):
-    """Every element in order, and the tables as lists of cells. Wrong nesting is an error."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[Element] = []
-        self.open: list[Element] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(text)
-        assert self.open == [], "every element is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = Element(
-            tag, {name: value or "" for name, value in attrs}, self.open[-1] if self.open else None
-        )
-        self.elements.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop().name == tag
-
-    def handle_data(self, data: str) -> None:
-        for element in self.open:
-            element.text += data
-        if any(element.name in ("td", "th") for element in self.open):
-            self.tables[-1][-1][-1] += data
-
-    def all(self, name: str) -> list[Element]:
-        return [element for element in self.elements if element.name == name]
-
-    def classed(self, name: str) -> list[Element]:
-        return [element for element in self.elements if name in element.attributes.get("class", "").split()]
-
-
-def client_on(url: str, folder: Path) -> tuple[TestClient, Store]:
-    settings = Settings(data_folder=folder, database_url=SecretStr(url))
-    coordinator = make_coordinator(settings, lambda: NOW)
-    return TestClient(create_app(coordinator), headers={"Accept": "text/html"}), coordinator.store
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +68,6 @@ def here(
     )
     yield client, store
     store.engine.dispose()
-
-
-def read(client: TestClient, path: str) -> Html:
-    return Html(client.get(path).text)
 
 
 # ---------------------------------------------------------------- every page
