@@ -83,6 +83,10 @@ def parse_url(url: str) -> sa.URL:
         # the text may hold a password: it is not repeated
         raise InvalidConfiguration("the database URL cannot be read", hint=_URL_HINT) from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:"):
+            raise InvalidConfiguration(
+                f"{url} names no file: every connection would have its own", hint=_URL_HINT
+            )
         return parsed.set(drivername="sqlite+pysqlite")
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
@@ -177,12 +181,23 @@ def describe(engine: sa.Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
+_OUR_MISTAKES = (
+    sa.exc.DataError,
+    sa.exc.IntegrityError,
+    sa.exc.InternalError,
+    sa.exc.NotSupportedError,
+    sa.exc.ProgrammingError,
+)
+
+
 @contextmanager
 def translated(engine: sa.Engine) -> Iterator[None]:
     """Driver errors about the connection become :class:`StorageUnavailable`; our own mistakes stay."""
     try:
         yield
-    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError) as error:
+    except (sa.exc.DatabaseError, sa.exc.InterfaceError, sa.exc.TimeoutError) as error:
+        if isinstance(error, _OUR_MISTAKES):
+            raise
         cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         first_line = str(cause).strip().partition("\n")[0]
         raise StorageUnavailable(

@@ -155,11 +155,24 @@ def test_an_unwritable_sqlite_path_is_named(tmp_path: Path) -> None:
         connection.select(sa.select(clients)).all()
 
 
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, but long enough to be looked at" * 100)
+    engine = make_engine(f"sqlite:///{path}")
+    with (
+        pytest.raises(StorageUnavailable, match=r"notes\.txt does not answer: file is not a database"),
+        reading(engine) as connection,
+    ):
+        connection.select(sa.select(clients)).all()
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
         ("mysql://root:hunter2@db/x", "no database driver for mysql://"),
         ("nonsense hunter2", "cannot be read"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
     ],
 )
 def test_urls_that_cannot_be_used(url: str, said: str) -> None:
