@@ -217,6 +217,27 @@ def test_a_coordinator_that_goes_away_is_said_and_found_again(
             page.locator(".lead", has_text="Stopped by the second process.").wait_for()
 
 
+def test_a_new_version_of_the_style_reloads_the_page(served: Served, chromium: Any) -> None:
+    """As after an upgrade of the coordinator: the same page, but its style sheet has another address."""
+    with page_of(chromium) as page:
+        page.goto(f"{served.base}/runs/live-pause")
+        page.get_by_text("Live", exact=True).wait_for()
+        page.evaluate("window.shown = 'before the upgrade'")
+
+        def upgraded(route: Any) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, body=answer.text().replace("style.css?v=", "style.css?v=2"))
+
+        page.route("**/runs/live-pause", upgraded)
+        served.post("/runs/live-pause/pause", {"reason": "upgrade"})
+        page.wait_for_function("window.shown === undefined")
+        page.locator(".lead", has_text="upgrade").wait_for()
+        page.evaluate("window.shown = 'after the upgrade'")
+        served.post("/runs/live-pause/resume", {})
+        page.locator(".headline .state", has_text="running").wait_for()
+        assert page.evaluate("window.shown") == "after the upgrade", "once, not at every change"
+
+
 def test_the_countdown_counts(served: Served, chromium: Any) -> None:
     with page_of(chromium) as page:
         page.goto(served.base + PAGES["running"])

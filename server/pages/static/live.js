@@ -102,7 +102,18 @@
     }
   }
 
+  // A page may hang on a wall for weeks: when the coordinator has a new style or script, it is loaded anew.
+  const isOutdated = (page) =>
+    ["link[rel=stylesheet]", "script[src]"].some((file) => {
+      const [shown, wanted] = [document.head.querySelector(file), page.head.querySelector(file)];
+      return wanted && !wanted.isEqualNode(shown);
+    });
+
   function show(page) {
+    if (isOutdated(page)) {
+      location.reload();
+      return;
+    }
     const wanted = page.getElementById("main");
     morph(main, wanted);
     document.title = page.title;
