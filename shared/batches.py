@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.seeds import torch_generator
+from shared.seeds import derive, torch_generator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.config import LocalTraining
 
-__all__ = ["batches", "planned_epochs", "planned_steps", "steps_per_epoch"]
+__all__ = ["batches", "epochs_of", "planned_steps", "steps_per_epoch"]
 
 
 def steps_per_epoch(examples: int, batch_size: int, drop_last: bool) -> int:
@@ -27,21 +27,24 @@ def steps_per_epoch(examples: int, batch_size: int, drop_last: bool) -> int:
     return whole + (1 if rest and (whole == 0 or not drop_last) else 0)
 
 
-def planned_steps(local: LocalTraining, examples: int) -> int:
-    """Optimizer steps of one round of a client with so many examples; none without examples."""
+def planned_steps(local: LocalTraining, examples: int, seed: int, round: int, index: int) -> int:
+    """Optimizer steps of one round of a client with so many examples; none without examples.
+
+    ``seed`` (the run's), ``round`` and ``index`` draw them, uniformly, where ``local`` gives a range.
+    """
     if examples == 0:
         return 0
+    if local.steps_range is not None:
+        lowest, highest = local.steps_range
+        return lowest + derive(seed, "steps", round, index) % (highest - lowest + 1)
     if local.steps is not None:
         return local.steps
     return (local.epochs or 0) * steps_per_epoch(examples, local.batch_size, local.drop_last)
 
 
-def planned_epochs(local: LocalTraining, examples: int) -> int:
-    """Epochs of one round, begun ones counted whole."""
-    return -(
-        -planned_steps(local, examples)
-        // max(1, steps_per_epoch(examples, local.batch_size, local.drop_last))
-    )
+def epochs_of(steps: int, local: LocalTraining, examples: int) -> int:
+    """Epochs that so many steps take, begun ones counted whole."""
+    return -(-steps // max(1, steps_per_epoch(examples, local.batch_size, local.drop_last)))
 
 
 def batches(
@@ -51,7 +54,7 @@ def batches(
 
     Each epoch is shuffled by a generator of (run seed, round, client index, epoch).
     """
-    size, left, epoch = local.batch_size, planned_steps(local, examples), 0
+    size, left, epoch = local.batch_size, planned_steps(local, examples, seed, round, index), 0
     while left:
         epoch += 1
         order = torch.randperm(examples, generator=torch_generator(seed, "batches", round, index, epoch))

@@ -24,8 +24,12 @@ __all__ = [
     "Weighting",
 ]
 
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")]
+Slug = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")
+]
 Metric = Literal["kl", "l1", "l2", "cosine"]
+_Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+_AMOUNTS = ("epochs", "steps", "steps_range")
 
 
 class Frozen(BaseModel):
@@ -85,13 +89,16 @@ class AlgorithmChoice(Frozen):
 
 
 class LocalTraining(Frozen):
-    """What each client does in a round: SGD for some epochs, or for some steps.
+    """What each client does in a round: SGD for some epochs, or some steps, or steps drawn from a range.
 
-    The last incomplete batch of an epoch is dropped (as in the paper) unless it is the only one.
+    ``steps_range`` (lowest, highest; both included) is drawn anew for each client and round from the
+    run's seed: clients of different speeds. The last incomplete batch of an epoch is dropped (as in the
+    paper) unless it is the only one.
     """
 
     epochs: int | None = Field(None, ge=0, le=10_000)
     steps: int | None = Field(None, ge=0, le=10_000_000)
+    steps_range: tuple[_Steps, _Steps] | None = None
     batch_size: int = Field(64, ge=1)
     drop_last: bool = True
     learning_rate: float = Field(0.01, gt=0)
@@ -102,27 +109,46 @@ class LocalTraining(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _one_epoch_unless_said(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("epochs") is None and value.get("steps") is None:
+        if isinstance(value, dict) and all(value.get(name) is None for name in _AMOUNTS):
             return {**value, "epochs": 1}
         return value
 
     @model_validator(mode="after")
-    def _epochs_or_steps(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"give epochs or steps, not both (epochs={self.epochs}, steps={self.steps})")
+    def _one_amount(self) -> Self:
+        given = {name: getattr(self, name) for name in _AMOUNTS if getattr(self, name) is not None}
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(_AMOUNTS)}, received {given}")
+        if self.steps_range is not None and self.steps_range[0] > self.steps_range[1]:
+            raise ValueError(f"steps_range goes from the lowest to the highest, received {self.steps_range}")
         return self
 
 
 class Partition(Frozen):
     """How one data set is dealt to clients in a demo or an experiment (reference 4).
 
-    Short form: ``iid:6``, ``niid1:10`` (beta 0.5), ``niid1:10:0.1``, ``niid2:5+1``.
+    Short forms, with what may be left out in brackets:
+
+    ==========================  ==========================================================================
+    ``iid:N``                   equal shares at random
+    ``niid1:N[:BETA[:RHO]]``    Dirichlet (0.5); with RHO the last class is thinned to one in RHO
+    ``niid2:B+U[:CLASSES]``     B clients with CLASSES classes each (a fifth of all), U with every class
+    ``neighbours:N[:CLASSES]``  log-normal sizes, each client CLASSES (5) classes that follow each other
+    ``by-key:N``                by writer, or by the key column of one's own data
+    ==========================  ==========================================================================
     """
 
-    kind: Literal["iid", "niid1", "niid2"]
+    kind: Literal["iid", "niid1", "niid2", "neighbours", "by-key"]
     clients: int = Field(ge=1, description="how many clients share the data")
     beta: float = Field(0.5, gt=0, description="niid1: concentration of the Dirichlet draw")
+    rho: float = Field(1.0, ge=1, description="niid1: how many times rarer the last class is than the first")
     unbiased: int = Field(0, ge=0, description="niid2: how many of the clients see every class")
+    classes_per_client: int | None = Field(
+        None, ge=1, description="niid2: of a biased client (None: a fifth); neighbours: of each (None: 5)"
+    )
+    held_out: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's examples kept for a test of its own"
+    )
+    test_rho: float = Field(1.0, ge=1, description="thins the common test set as rho does the training set")
     seed: int | None = Field(None, description="None: the run's seed")
 
     @model_validator(mode="before")
@@ -130,22 +156,45 @@ class Partition(Frozen):
     def _short_form(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if match := re.fullmatch(r"niid2:(\d+)\+(\d+)", value):
-            biased, unbiased = int(match[1]), int(match[2])
-            return {"kind": "niid2", "clients": biased + unbiased, "unbiased": unbiased}
-        if match := re.fullmatch(r"niid1:(\d+)(?::([0-9.]+))?", value):
-            return {"kind": "niid1", "clients": int(match[1]), "beta": float(match[2] or 0.5)}
-        if match := re.fullmatch(r"iid:(\d+)", value):
-            return {"kind": "iid", "clients": int(match[1])}
-        raise ValueError(f"{value!r} is none of iid:N, niid1:N, niid1:N:BETA, niid2:BIASED+UNBIASED")
+        for pattern in _SHORT_FORMS:
+            if match := re.fullmatch(pattern, value):
+                return _spelled_out({name: text for name, text in match.groupdict().items() if text})
+        raise ValueError(
+            f"{value!r} is none of iid:N, niid1:N[:BETA[:RHO]], niid2:BIASED+UNBIASED[:CLASSES], "
+            "neighbours:N[:CLASSES], by-key:N"
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.kind == "niid2" and (self.clients - self.unbiased) % 5:
-            raise ValueError(f"niid2 needs a multiple of 5 biased clients, not {self.clients - self.unbiased}")
-        if self.unbiased > self.clients:
+        biased = self.clients - self.unbiased
+        if biased < 0:
             raise ValueError(f"{self.unbiased} unbiased clients of {self.clients} in all")
+        if self.kind == "niid2" and self.classes_per_client is None and biased % 5:
+            raise ValueError(f"niid2 needs a multiple of 5 biased clients, not {biased}")
+        if self.rho != 1 and self.kind != "niid1":
+            raise ValueError(f"rho {self.rho:g} goes with niid1, not with {self.kind}")
+        if self.classes_per_client is not None and self.kind not in ("niid2", "neighbours"):
+            raise ValueError(
+                f"classes_per_client {self.classes_per_client} goes with niid2 and neighbours, "
+                f"not with {self.kind}"
+            )
         return self
+
+
+_NUMBER = r"\d*\.?\d+"
+_SHORT_FORMS = (
+    r"(?P<kind>iid|by-key):(?P<clients>\d+)",
+    rf"(?P<kind>niid1):(?P<clients>\d+)(:(?P<beta>{_NUMBER})(:(?P<rho>{_NUMBER}))?)?",
+    r"(?P<kind>niid2):(?P<clients>\d+)\+(?P<unbiased>\d+)(:(?P<classes_per_client>\d+))?",
+    r"(?P<kind>neighbours):(?P<clients>\d+)(:(?P<classes_per_client>\d+))?",
+)
+
+
+def _spelled_out(found: dict[str, str]) -> dict[str, Any]:
+    """The fields of a short form; niid2 counts its biased clients, the field counts all."""
+    if found["kind"] == "niid2":
+        return {**found, "clients": int(found["clients"]) + int(found["unbiased"])}
+    return dict(found)
 
 
 class RunConfig(Frozen):
@@ -165,7 +214,9 @@ class RunConfig(Frozen):
     local: LocalTraining = Field(default_factory=lambda: LocalTraining(epochs=1))
     partition: Partition | None = Field(None, description="demos and experiments only")
     min_clients: int = Field(
-        2, ge=1, description="the run starts by itself when so many trainers are ready; partition: all of its clients"
+        2,
+        ge=1,
+        description="the run starts by itself when so many trainers are ready; partition: all of its clients",
     )
     autostart: bool = True
     clients_per_round: int | None = Field(None, ge=1, description="None: every ready client")
@@ -196,7 +247,9 @@ class RunConfig(Frozen):
         if self.quorum > drawn:
             raise ValueError(f"quorum {self.quorum} is more than the {drawn} clients of a round")
         if self.clients_per_round is not None and self.clients_per_round > self.min_clients:
-            raise ValueError(f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}")
+            raise ValueError(
+                f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}"
+            )
         target = getattr(self.weighting, "target", "uniform")
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")

@@ -32,14 +32,21 @@ __all__ = ["Archive", "Examples", "find_file", "opened", "read_idx"]
 
 @dataclass(frozen=True)
 class Examples:
-    """A data set, whole and resident: ``inputs`` (N, ...), images as uint8; ``targets`` (N,)."""
+    """A data set, whole and resident: ``inputs`` (N, ...), images as uint8; ``targets`` (N,).
+
+    ``keys``, int64 (N,), say who an example is of where the data tell (a writer, a page): the number of
+    the key in the sorted order of all keys of both splits. They deal the data to clients (``by-key``).
+    """
 
     inputs: Tensor
     targets: Tensor
+    keys: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
             raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+        if self.keys is not None and len(self.keys) != len(self.targets):
+            raise ValueError(f"{len(self.keys)} keys but {len(self.targets)} targets")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -47,11 +54,13 @@ class Examples:
     def subset(self, indices: NDArray[np.int64] | Tensor) -> Examples:
         """A copy of the examples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.targets.device)
-        return Examples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
+        keys = None if self.keys is None else self.keys.index_select(0, chosen)
+        return Examples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen), keys)
 
     def to(self, device: torch.device) -> Examples:
         """The same examples resident on ``device``."""
-        return Examples(self.inputs.to(device), self.targets.to(device))
+        keys = None if self.keys is None else self.keys.to(device)
+        return Examples(self.inputs.to(device), self.targets.to(device), keys)
 
 
 # ---------------------------------------------------------------- folders, zips and tars alike

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Batch, LocalRound
-from shared.batches import batches, planned_epochs, planned_steps
+from shared.batches import batches, epochs_of, planned_steps
 from shared.problems import InvalidConfiguration
 from shared.reproducible import reproducible
 from shared.schemas import TensorKind
@@ -127,7 +127,8 @@ def train(
     load_into(model, {**start, **kept.get(LOCAL_BUFFERS, {})} if buffers == "keep-local" else start)
     state = _local_round(model, algorithm, local, received, kept, first_time, relative_size)
     loop = _Loop(task, algorithm, state, local, device, precision)
-    steps, epochs = planned_steps(local, len(examples)), planned_epochs(local, len(examples))
+    steps = planned_steps(local, len(examples), seed, round, index)
+    epochs = epochs_of(steps, local, len(examples))
     order = batches(local, len(examples), seed, round, index)
     augmentation = torch_generator(seed, "augmentation", round, index)
     with reproducible(derive(seed, "dropout", round, index), device):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from shared.config import Partition
-from shared.partition import imbalance, partition, table
+from shared.partition import deal, imbalance, partition, table, thinned
 from shared.problems import InvalidConfiguration
 
 # reference 4.5: CIFAR-10, beta 0.5, 10 clients, seed 0; rows are clients, columns classes
@@ -66,7 +67,7 @@ def test_niid1_with_more_clients(clients: int, smallest: int) -> None:
 
 
 def test_niid1_of_thinned_classes_gives_the_published_sizes() -> None:
-    parts = partition(niid1(10, 0.5), balanced(10, 5000), 10, seed=0, rho=10)
+    parts = partition(Partition.model_validate("niid1:10:0.5:10"), balanced(10, 5000), 10, seed=0)
     assert [len(part) for part in parts] == [2270, 1564, 1227, 2062, 3923, 2181, 1758, 1682, 2631, 1133]
 
 
@@ -162,6 +163,11 @@ def test_the_partitions_own_seed_comes_before_the_runs() -> None:
         ("niid1:20:0.001", balanced(2, 110), 2, "never had all 20 clients"),
         ("niid2:5+1", balanced(4, 100), 4, "multiple of 5, not 4"),
         ("niid2:5+1", balanced(5, 5), 5, "the smallest class has 5"),
+        ("niid2:4+1:3", balanced(4, 100), 4, "4 biased clients with 3 classes each do not cover 4 classes"),
+        ("niid2:3+1:2", balanced(4, 100), 4, "3 biased clients with 2 classes each do not cover 4 classes"),
+        ("neighbours:3", balanced(4, 100), 4, "5 classes a client, but there are 4"),
+        ("neighbours:50:2", balanced(10, 30), 10, r"want \d+ examples of class \d, but there are 30"),
+        ("by-key:2", balanced(2, 5), 2, "the task's examples have no key"),
         ("iid:2", np.array([0, 3]), 3, "from 0 to 3, but there are 3 classes"),
     ],
 )
@@ -170,9 +176,7 @@ def test_an_impossible_request_says_why(short: str, targets: np.ndarray, classes
         partition(Partition.model_validate(short), targets, classes, seed=0)
 
 
-def test_imbalance_is_refused_where_it_means_nothing() -> None:
-    with pytest.raises(InvalidConfiguration, match="goes with niid1, not with iid"):
-        partition(Partition(kind="iid", clients=2), balanced(5, 10), 5, 0, rho=2)
+def test_a_class_cannot_be_made_larger() -> None:
     with pytest.raises(InvalidConfiguration, match=r"rho is 0\.5"):
         imbalance([10, 10], 0.5)
 
@@ -183,3 +187,100 @@ def test_the_table_shows_each_clients_classes() -> None:
     assert lines[0].split() == ["client", *map(str, range(10)), "all"]
     assert [int(cell) for cell in lines[1].split()] == [0, *CIFAR10[0], 5307]
     assert [int(cell) for cell in lines[-1].split()[1:]] == [5000] * 10 + [50000]
+
+
+# ---------------------------------------------------------------- text, writers, keys, tests of one's own
+
+
+@pytest.mark.parametrize(("short", "biased", "shard"), [("niid2:4+1:2", 4, 6000), ("niid2:40+10:2", 40, 600)])
+def test_ag_news_is_dealt_by_pairs_of_classes(short: str, biased: int, shard: int) -> None:
+    targets = balanced(4, 30_000)  # reference 4.4: biased client i has the classes {2i, 2i + 1} mod 4
+    spec = Partition.model_validate(short)
+    parts = partition(spec, targets, 4, seed=0)
+    pairs = [[2 * shard, 2 * shard, 0, 0], [0, 0, 2 * shard, 2 * shard]]
+    expected = [pairs[i % 2] for i in range(biased)] + [[shard] * 4] * (spec.clients - biased)
+    assert counts(parts, targets, 4) == expected
+    assert len(np.unique(np.concatenate(parts))) == 120_000
+
+
+@pytest.mark.parametrize("each", [3, 5])
+def test_neighbours_have_log_normal_sizes_and_classes_in_a_row(each: int) -> None:
+    targets = balanced(10, 8000)
+    spec = Partition.model_validate(f"neighbours:200:{each}")
+    parts = partition(spec, targets, 10, seed=0)
+    rows = np.array(counts(parts, targets, 10))
+    for client, row in enumerate(rows):
+        own = [(client + offset) % 10 for offset in range(each)]
+        assert row.sum() == row[own].sum()
+        assert row[own].max() - row[own].min() <= 1
+    logs = np.log(rows.sum(axis=1) - 4.5)  # the draw was rounded down, by a half in the mean
+    assert logs.mean() == pytest.approx(4, abs=4 / 200**0.5)
+    assert logs.std() == pytest.approx(1, abs=0.2)
+    assert rows.sum() == len(np.unique(np.concatenate(parts)))
+
+
+def test_whole_keys_go_to_one_client() -> None:
+    keys = np.array([7, 2, 2, 9, 7, 4, 9, 9])
+    targets = np.zeros(8, dtype=int)
+    one_each = partition(Partition(kind="by-key", clients=4), targets, 2, seed=0, keys=keys)
+    assert [sorted(part) for part in one_each] == [[1, 2], [5], [0, 4], [3, 6, 7]]  # keys 2, 4, 7, 9
+    shared = partition(Partition.model_validate("by-key:3"), targets, 2, seed=0, keys=keys)
+    assert [sorted(part) for part in shared] == [[1, 2, 5], [0, 4], [3, 6, 7]]
+    with pytest.raises(InvalidConfiguration, match="4 keys cannot be dealt to 5 clients"):
+        partition(Partition(kind="by-key", clients=5), targets, 2, seed=0, keys=keys)
+
+
+def test_a_clients_own_test_is_a_share_of_one_draw() -> None:
+    targets = balanced(10, 100)
+    whole = partition(niid1(5, 0.5), targets, 10, seed=3)
+    spec = Partition(kind="niid1", clients=5, held_out=0.1)
+    shares = deal(spec, targets, 10, seed=3)
+    for part, share in zip(whole, shares, strict=True):
+        assert np.array_equal(np.concatenate([share.train, share.test]), part)
+        assert len(share.test) == len(part) // 10
+    assert all(
+        np.array_equal(one, share.train)
+        for one, share in zip(partition(spec, targets, 10, seed=3), shares, strict=True)
+    )
+    lonely = deal(Partition(kind="iid", clients=2, held_out=0.99), np.array([0, 1]), 2, seed=0)
+    assert [(len(share.train), len(share.test)) for share in lonely] == [(1, 0), (1, 0)]
+
+
+def test_the_common_test_set_is_thinned_like_the_training_set() -> None:
+    targets = balanced(10, 1000)
+    kept = thinned(Partition(kind="niid1", clients=10, test_rho=10), targets, 10)
+    number = np.bincount(targets[kept])
+    assert number.tolist() == [1000, 774, 599, 464, 359, 278, 215, 166, 129, 100]  # reference 4.3
+    assert kept[targets[kept] == 9].tolist() == [10 * i + 9 for i in range(100)]  # the first of each class
+    assert thinned(Partition(kind="iid", clients=2), targets, 10).tolist() == list(range(10_000))
+
+
+@pytest.mark.parametrize(
+    ("short", "fields"),
+    [
+        ("iid:6", {"kind": "iid", "clients": 6}),
+        ("niid1:10:.1", {"kind": "niid1", "clients": 10, "beta": 0.1}),
+        ("niid1:10:0.5:10", {"kind": "niid1", "clients": 10, "rho": 10}),
+        ("niid2:50+10", {"kind": "niid2", "clients": 60, "unbiased": 10}),
+        ("niid2:4+1:2", {"kind": "niid2", "clients": 5, "unbiased": 1, "classes_per_client": 2}),
+        ("neighbours:200:3", {"kind": "neighbours", "clients": 200, "classes_per_client": 3}),
+        ("by-key:12", {"kind": "by-key", "clients": 12}),
+    ],
+)
+def test_a_short_form_says_what_the_fields_say(short: str, fields: dict[str, object]) -> None:
+    assert Partition.model_validate(short) == Partition.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("niid3:4", "'niid3:4' is none of iid:N"),
+        ("niid2:4+1", "multiple of 5 biased clients, not 4"),
+        ({"kind": "iid", "clients": 2, "rho": 2}, "rho 2 goes with niid1, not with iid"),
+        ({"kind": "by-key", "clients": 2, "classes_per_client": 2}, "classes_per_client 2 goes with niid2"),
+        ({"kind": "niid2", "clients": 2, "unbiased": 3}, "3 unbiased clients of 2 in all"),
+    ],
+)
+def test_a_contradiction_is_refused_at_birth(given: object, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Partition.model_validate(given)

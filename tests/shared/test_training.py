@@ -135,7 +135,7 @@ def test_it_is_sgd_with_momentum_and_weight_decay_over_the_seeded_batches() -> N
 def test_batches_of_an_epoch(examples: int, drop_last: bool, batches: int) -> None:
     assert steps_per_epoch(examples, 64, drop_last) == batches
     local = LocalTraining(epochs=3, drop_last=drop_last)
-    assert planned_steps(local, examples) == 3 * batches
+    assert planned_steps(local, examples, 0, 1, 0) == 3 * batches
     assert run(local=local, examples=EXAMPLES.subset(torch.arange(examples))).steps == 3 * batches
 
 
@@ -148,6 +148,22 @@ def test_steps_end_in_the_middle_of_an_epoch_as_a_prefix_of_the_same_batches() -
         run(local=LocalTraining(steps=4)).tensors["model"],
         run(local=LocalTraining(epochs=2)).tensors["model"],
     )
+
+
+def test_a_range_draws_each_clients_steps_in_each_round_evenly() -> None:
+    local = LocalTraining(steps_range=(3, 6))
+    drawn = [planned_steps(local, 150, 7, round, index) for round in range(1, 41) for index in range(10)]
+    number = [drawn.count(steps) for steps in (3, 4, 5, 6)]
+    assert sum(number) == 400
+    assert min(number) > 70  # 100 expected, deviation 8.7
+    assert drawn[:10] != drawn[10:20]
+    assert drawn[0] == planned_steps(local, 150, 7, 1, 0)
+    assert planned_steps(local, 0, 7, 1, 0) == 0
+    planned = planned_steps(local, 150, 7, 3, 2)  # as `run` has it
+    seen: list[TrainProgress] = []
+    assert run(local=local, on_progress=seen.append).steps == planned
+    assert (seen[-1].step, seen[-1].steps, seen[-1].epochs) == (planned, planned, (planned + 1) // 2)
+    assert same(run(local=local).tensors["model"], run(local=LocalTraining(steps=planned)).tensors["model"])
 
 
 @pytest.mark.parametrize("local", [LocalTraining(epochs=0), LocalTraining(steps=0)])
