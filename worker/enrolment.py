@@ -97,6 +97,8 @@ def lowest_free(enrolments: Iterable[EnrolmentView]) -> int:
 def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
     role = site.settings.role
     examples = site.test_examples(local) if role is Role.EVALUATOR else site.training_examples(local, index)
+    if len(examples) == 0:
+        raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared import wire
+from shared import problems, wire
 from shared.evaluation import evaluate
 from shared.problems import DigestMismatch, Problem, Truncated, UpdateInvalid, UpdateRefused
 from shared.schemas import Failure, UpdateReport
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from worker.site import LocalRun, Site
 
 __all__ = ["RoundWork"]
+
+
+EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,7 @@ class RoundWork:
         path = journal.blob(assignment.model, self.coordinator.download)
         with wire.opened(path) as file:
             load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})
-        metrics = evaluate(
-            task=local.task,
-            model=local.model,
-            examples=self.site.test_examples(local),
-            device=self.site.device,
-        )
+        metrics = self._metrics(local)
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
         self.reporter.say(
@@ -197,6 +195,26 @@ class RoundWork:
             f"on {metrics.examples} examples"
         )
         return metrics
+
+    def _metrics(self, local: LocalRun) -> Metrics:
+        """Scores in smaller batches where memory runs out."""
+        examples = self.site.test_examples(local)
+        batch_size = EVALUATION_BATCH
+        while True:
+            try:
+                return evaluate(
+                    task=local.task,
+                    model=local.model,
+                    examples=examples,
+                    device=self.site.device,
+                    batch_size=batch_size,
+                )
+            except Diverged as error:
+                raise problems.Diverged(error.detail, hint="The worker tries again.") from error
+            except (RuntimeError, MemoryError) as error:
+                if batch_size == 1 or not is_out_of_memory(error):
+                    raise
+                batch_size //= 2
 
 
 def _report(job: _Job, result: LocalResult) -> UpdateReport:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shared.config import Frozen
+from shared.data import Examples
+from shared.tasks.base import Split
 from shared.tasks.digits import Digits
 
 __all__ = ["Faulty", "Slow"]
@@ -31,16 +34,30 @@ class Slow(Digits):
 
 
 class FaultyOptions(Frozen):
-    fault: Literal["memory", "bug"]
+    fault: Literal["memory", "bug", "empty", "evaluation"]
 
 
 class Faulty(Digits):
-    """Digits whose loss goes wrong, as a user's own might."""
+    """Digits that go wrong as a user's own task might, or as a small machine does."""
 
     Options = FaultyOptions
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def _has(self, fault: str) -> bool:
         assert isinstance(self.options, FaultyOptions)
-        if self.options.fault == "memory":
+        return self.options.fault == fault
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        examples = super().load(split, source, seed)
+        return examples.subset(torch.arange(0)) if self._has("empty") else examples
+
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        if self._has("evaluation") and generator is None and len(inputs) > 64:
+            torch.empty(2**50)  # no machine has it
+        return super().prepare(inputs, generator)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self._has("memory"):
             torch.empty(2**50)
-        raise KeyError("a bug in somebody's task")
+        if self._has("bug"):
+            raise KeyError("a bug in somebody's task")
+        return super().loss(outputs, targets)

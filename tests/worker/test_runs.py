@@ -168,6 +168,24 @@ def test_a_training_that_fails_is_told_and_the_worker_goes_on(
     assert "demo: stopped: enough" in member.log
 
 
+def test_an_evaluator_whose_memory_is_small_scores_in_smaller_batches(at: Live, tmp_path: Path) -> None:
+    task = "tests.worker.tasks:Faulty"
+    create(at, task=task, task_options={"fault": "evaluation"}, min_clients=1, rounds=1)
+    crew = [worker(at, tmp_path, role, task=task, role=role) for role in ("evaluator", "trainer")]
+    assert [member.join() for member in crew] == [0, 0]
+    evaluation = _rounds(at)[0]["evaluations"][0]
+    assert (evaluation["client"], evaluation["examples"]) == ("evaluator", 359)
+
+
+def test_a_site_without_examples_is_no_part_of_the_run(at: Live, tmp_path: Path) -> None:
+    task = "tests.worker.tasks:Faulty"
+    create(at, task=task, task_options={"fault": "empty"})
+    member = worker(at, tmp_path, "site", task=task)
+    at.wait_for(lambda: "this site has no examples to train on" in member.log)
+    assert _enrolment(at, "site")["status"] == "declined"
+    _dismiss(at, member)
+
+
 class _CutOnce(httpx.BaseTransport):
     """A network that breaks in the middle of the first upload."""
 
