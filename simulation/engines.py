@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from shared.config import RunConfig
 from simulation.jobs import Done, Job, Workshop, work_in_process
 
-__all__ = ["Engine", "InProcess", "Processes"]
+__all__ = ["Engine", "InProcess", "Processes", "one_thread"]
 
 
 class Engine(Protocol):
@@ -48,7 +48,7 @@ class Processes:
 
     def __init__(self, config: RunConfig, source: Path | None, count: int) -> None:
         self._pool = ProcessPoolExecutor(
-            count, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread
+            count, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread
         )
         self._work = partial(work_in_process, config.model_dump_json(), source)
 
@@ -64,7 +64,8 @@ class Processes:
         return list(self._pool.map(self._work, jobs))
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """Initialise a pool's process."""
     import torch
 
     torch.set_num_threads(1)

@@ -91,13 +91,14 @@ class Federation:
         for _ in range(self.files.completed):
             self._skip_round()
 
-    def rounds(self, engine: Engine) -> Iterator[RoundOutcome]:
-        """Train round after round until the run is over.
+    def rounds(self, engine: Engine, until: int | None = None) -> Iterator[RoundOutcome]:
+        """Train round after round until the run is over, or round ``until`` is completed.
 
         A round counts as completed when the next one is asked for: what is done with an outcome is done
         again if the process dies before.
         """
-        while self.run.status is RunStatus.RUNNING:
+        last = self.config.rounds if until is None else until
+        while self.run.status is RunStatus.RUNNING and self.files.completed < last:
             outcome, files = self._round(engine)
             yield outcome
             self._commit(files)

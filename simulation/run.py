@@ -69,10 +69,12 @@ def simulate(
     source: Path | None,
     out: Path,
     processes: int = 1,
+    until: int | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Run ``config``, writing to ``out``; goes on where an interrupted call left. Returns the final digest.
 
+    ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
@@ -91,32 +93,38 @@ def simulate(
     else:
         results.append(_header(config))
     with _engine(config, workshop, source, processes) as engine:
-        digest = _rounds(federation, workshop, engine, results, say)
+        _rounds(federation, workshop, engine, results, until, say)
+    digest = str(results.lines()[-1].get("model", ""))
+    if federation.files.completed < config.rounds:
+        return digest
     results.append({"kind": "end", "model": digest})
     shutil.rmtree(folder)
     return digest
 
 
 def _rounds(
-    federation: Federation, workshop: Workshop, engine: Engine, results: Results, say: Callable[[str], None]
-) -> str:
+    federation: Federation,
+    workshop: Workshop,
+    engine: Engine,
+    results: Results,
+    until: int | None,
+    say: Callable[[str], None],
+) -> None:
     config = federation.config
     test = workshop.test_examples() if config.evaluate_every else None
     began = time.perf_counter()
-    digest = ""
-    for outcome in federation.rounds(engine):
+    for outcome in federation.rounds(engine, until):
         metrics = (
             _scored(workshop, test, outcome) if test is not None and _due(config, outcome.round) else None
         )
         results.append(_round_line(outcome, metrics, time.perf_counter() - began))
-        digest, began = outcome.digest, time.perf_counter()
+        began = time.perf_counter()
         accuracy = (
             ""
             if metrics is None or metrics.accuracy is None
             else f"  accuracy {100 * metrics.accuracy:6.2f} %"
         )
         say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{accuracy}")
-    return digest
 
 
 def _due(config: RunConfig, number: int) -> bool:
