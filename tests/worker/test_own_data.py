@@ -64,14 +64,16 @@ def _images(folder: Path, splits: tuple[str, ...], classes: tuple[str, ...], see
 
 
 def test_own_images(at: Live, tmp_path: Path) -> None:
-    _create(at, _block("yaml", "name: skin"), rounds=1, min_clients=2)
+    _create(at, _block("yaml", "name: skin"), rounds=1, min_clients=2, autostart=False)
     _images(tmp_path / "north", ("train", "test"), CLASSES, 0)
     _images(tmp_path / "south", ("",), CLASSES[:2], 1)  # no level train/, no keratosis
     _images(tmp_path / "judge", ("test",), CLASSES, 2)
     crew = [
         worker(at, tmp_path / "state", name, task="imagefolder", data=tmp_path / name, role=role)
-        for name, role in (("north", "trainer"), ("south", "trainer"), ("judge", "evaluator"))
+        for name, role in (("judge", "evaluator"), ("north", "trainer"), ("south", "trainer"))
     ]
+    at.wait_for(lambda: [row["status"] for row in at.run("skin")["enrolments"]] == ["ready"] * 3)
+    assert at.admin.post("/runs/skin/start").status_code == 200
     assert [member.join() for member in crew] == [0, 0, 0]
     run = at.run("skin")
     assert (run["status"], run["classes"]) == ("completed", list(CLASSES))

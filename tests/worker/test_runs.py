@@ -35,6 +35,13 @@ def _enrolment(at: Live, client: str) -> dict[str, Any]:
     return found[0]
 
 
+def _judge(at: Live, folder: Path, **more: Any) -> Member:
+    """An evaluator that is enrolled, so that no run ends before it came."""
+    member = worker(at, folder, "judge", role="evaluator", **more)
+    at.wait_for(lambda: "demo: enrolled" in member.log)
+    return member
+
+
 def _rounds(at: Live) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = at.admin.get("/runs/demo/rounds").json()
     return sorted(found, key=lambda row: (row["round"], row["attempt"]))
@@ -45,8 +52,8 @@ def _rounds(at: Live) -> list[dict[str, Any]]:
 
 def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path: Path) -> None:
     create(at, partition="niid1:2:0.5", weighting={"kind": "disco"})
-    crew = [worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)]
-    crew.append(worker(at, tmp_path, "judge", role="evaluator"))
+    judge = _judge(at, tmp_path)
+    crew = [*(worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)), judge]
     assert [member.join() for member in crew] == [0, 0, 0]
     run = at.run()
     assert (run["status"], run["completed_rounds"]) == ("completed", 2)
@@ -171,10 +178,10 @@ def test_a_training_that_fails_is_told_and_the_worker_goes_on(
 def test_an_evaluator_whose_memory_is_small_scores_in_smaller_batches(at: Live, tmp_path: Path) -> None:
     task = "tests.worker.tasks:Faulty"
     create(at, task=task, task_options={"fault": "evaluation"}, min_clients=1, rounds=1)
-    crew = [worker(at, tmp_path, role, task=task, role=role) for role in ("evaluator", "trainer")]
+    crew = [_judge(at, tmp_path, task=task), worker(at, tmp_path, "trainer", task=task)]
     assert [member.join() for member in crew] == [0, 0]
     evaluation = _rounds(at)[0]["evaluations"][0]
-    assert (evaluation["client"], evaluation["examples"]) == ("evaluator", 359)
+    assert (evaluation["client"], evaluation["examples"]) == ("judge", 359)
 
 
 def test_a_site_without_examples_is_no_part_of_the_run(at: Live, tmp_path: Path) -> None:
