@@ -28,7 +28,8 @@ _console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def _table(title: str, *columns: str, rows: Iterable[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    _console.print(f"[bold]{title}[/bold]")  # a title of the table's own would wrap to its width
+    table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in rows:

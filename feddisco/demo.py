@@ -70,12 +70,15 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         end = time.monotonic() + seconds
-        for process in self.running.values():
-            try:
-                process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            for process in self.running.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, end - time.monotonic()))
+        finally:  # also when somebody asks twice
+            for process in self.running.values():
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
 
 def run_demo(*, port: int, rounds: int | None, database_url: str | None, keep: Path | None) -> int:
@@ -96,16 +99,15 @@ def run_demo(*, port: int, rounds: int | None, database_url: str | None, keep: P
 
 def _train(processes: Processes, config: RunConfig, url: str, port: int) -> int:
     began = time.monotonic()
+    _console.print("A coordinator, an evaluator and the workers are starting, each a process of its own ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-    clients = config.min_clients
-    for index in range(clients):
+    for index in range(config.min_clients):
         _start_worker(processes, url, f"client-{index + 1}", "--partition", "run", "--index", str(index))
     _start_worker(processes, url, "evaluator", "--role", "evaluator")
     with Admin(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
         _wait_until_ready(processes, url)
-        _console.print(f"Status page: [bold]{url}/runs/{config.name}[/bold]")
-        _console.print(f"{clients} workers and an evaluator are starting, each a process of its own ...")
         client.create(run_request(client, config))
+        _console.print(f"Status page: [bold]{url}/runs/{config.name}[/bold]")
         status = follow(client, config.name, say=lambda line: _report(processes, line))
         if status is not RunStatus.COMPLETED:
             _console.print(f"The run is {status.value}: {client.run(config.name).reason}")
@@ -157,6 +159,7 @@ def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
         "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
         "FEDDISCO_ADMIN_TOKEN": secrets.token_urlsafe(24),
         "FEDDISCO_JOIN_TOKEN": secrets.token_urlsafe(24),
+        "TMPDIR": str(folder),  # what libraries leave there (PyTorch: torchinductor_USER) goes with it
         "FEDDISCO_THREADS": "1",
         "OMP_NUM_THREADS": "1",  # one core a process: eight processes would fight over them otherwise
         "PYTHONUNBUFFERED": "1",

@@ -1,0 +1,132 @@
+"""``feddisco demo`` as somebody meets it who has just installed the program."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
+
+MARK = "DEMO_OF_A_TEST"
+
+
+class Demo:
+    """The process, and a mark in the environment by which its descendants are known."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.mark = secrets.token_hex(8)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "feddisco", "demo", *arguments],
+            env=os.environ | {MARK: self.mark, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def read_until(self, pattern: str, seconds: float = 120.0) -> re.Match[str]:
+        """Wait until the output matches."""
+        assert self._process.stdout is not None
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.output)):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
+            chunk = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            assert chunk, f"{pattern} did not come: {self.output}"
+            self.output += chunk.decode()
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = 200.0) -> int:
+        self.output += self._process.communicate(timeout=seconds)[0].decode()
+        return self._process.returncode
+
+    def alive(self) -> list[psutil.Process]:
+        """All processes that carry the mark."""
+        return [process for process in psutil.process_iter() if _environ(process).get(MARK) == self.mark]
+
+    def end(self) -> None:
+        for process in self.alive():
+            process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        found: dict[str, str] = process.environ()
+    except psutil.Error:
+        return {}
+    return found
+
+
+@contextmanager
+def demo(folder: Path, *arguments: str) -> Iterator[Demo]:
+    made = Demo(folder, *arguments)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with demo(tmp_path, "--port", "0", "--rounds", "3") as started:
+        page = started.read_until(r"Status page: (http://127\.0\.0\.1:\d+/runs/demo)")[1]
+        assert httpx.get(page).is_success
+        assert started.wait() == 0, started.output
+        assert started.alive() == []
+    assert list(tmp_path.iterdir()) == []
+    lines = started.output
+    assert re.search(r"round +3/3 +accuracy +[5-9]\d\.\d\d %", lines), "a guess would have 10 %"
+    assert lines.count("0.1515") == 5, "p_k of the five clients with two digits each"
+    assert lines.count("0.2424") == 1, "(1/6 + 0.1) / 1.1, p_k of the client that sees all ten"
+    assert re.search(r"│ all +│ +\d+\.\d\d % │", lines)
+    assert re.search(r"Final model sha256 [0-9a-f]{64}", lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    with demo(tmp_path, "--port", "0") as started:
+        started.read_until(r"Status page: \S+")
+        assert len(started.alive()) == 9
+        started.signal(number)
+        assert started.wait() == 130
+        assert started.alive() == []
+    assert "Stopped." in started.output
+    assert "Traceback" not in started.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with demo(tmp_path, "--port", str(port)) as started:
+            assert started.wait() == 2
+    assert re.fullmatch(rf"feddisco: Port {port} on 127\.0\.0\.1 cannot be used: .*\n", started.output)
+    assert "make demo PORT=" in started.output
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with demo(tmp_path, "--port", "0", "--keep", str(tmp_path / "file" / "kept")) as started:
+        assert started.wait() == 2
+    assert re.fullmatch(r"feddisco: The demo has nowhere to write: .*\n", started.output)
+    assert "--keep FOLDER" in started.output
