@@ -21,7 +21,7 @@ __all__ = [
     "all_clients",
     "all_join_tokens",
     "by_token_hash",
-    "open_runs_of",
+    "lock_open_runs_of",
     "register",
     "revoke",
     "revoke_join_token",
@@ -45,6 +45,14 @@ _ADD: Mapping[str, sa.UpdateBase] = {
     .execution_options(**_COUNTED),
     "postgresql": postgresql.insert(clients)
     .on_conflict_do_nothing(index_elements=["client"])
+    .execution_options(**_COUNTED),
+}
+_ADD_JOIN_TOKEN: Mapping[str, sa.UpdateBase] = {
+    "sqlite": sqlite.insert(join_tokens)
+    .on_conflict_do_nothing(index_elements=["token_hash"])
+    .execution_options(**_COUNTED),
+    "postgresql": postgresql.insert(join_tokens)
+    .on_conflict_do_nothing(index_elements=["token_hash"])
     .execution_options(**_COUNTED),
 }
 GONE = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
@@ -113,13 +121,18 @@ def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bo
     return False
 
 
-def open_runs_of(connection: Reading, client: str) -> list[str]:
-    """Runs that have not ended and that the client has neither left nor declined, by name."""
+def lock_open_runs_of(connection: Writing, client: str) -> list[str]:
+    """Runs that have not ended and that the client has neither left nor declined, by name.
+
+    Nobody else moves them until the transaction ends. Call it before the first event is written: whoever
+    moves a run locks the run first and the event log last, and the other way round would be a deadlock.
+    """
     statement = (
         sa.select(runs.c.run)
         .join(enrolments, enrolments.c.run == runs.c.run)
         .where(enrolments.c.client == client, enrolments.c.status.not_in(GONE), runs.c.status.in_(OPEN))
         .order_by(runs.c.run)
+        .with_for_update(of=runs, key_share=True)
     )
     return list(connection.select(statement).scalars())
 
@@ -137,15 +150,15 @@ def add_join_token(
     now: dt.datetime,
 ) -> int:
     """Its id. A token that is known (from the settings, at the next start) is left as it is."""
-    known = sa.select(join_tokens.c.id).where(join_tokens.c.token_hash == token_hash)
-    if (found := connection.select(known).scalar()) is not None:
-        return int(found)
     row = {"token_hash": token_hash, "uses_left": uses, "created_at": now, "expires_at": expires_at}
-    connection.execute(join_tokens.insert(), row)
-    new = int(connection.select(known).scalar_one())
-    detail = {"id": new, "uses": uses, "expires_at": expires_at.isoformat() if expires_at else None}
+    added = connection.execute(_ADD_JOIN_TOKEN[connection.dialect], row).rowcount == 1
+    known = sa.select(join_tokens.c.id).where(join_tokens.c.token_hash == token_hash)
+    number = int(connection.select(known).scalar_one())
+    if not added:
+        return number
+    detail = {"id": number, "uses": uses, "expires_at": expires_at.isoformat() if expires_at else None}
     add_events(connection, [{"kind": "join_token_added", "detail": detail}], actor=actor, now=now)
-    return new
+    return number
 
 
 def use_join_token(connection: Writing, token_hash: str, now: dt.datetime) -> None:

@@ -181,11 +181,12 @@ class Store:
         event = ClientLeft(client, "its token was revoked")
 
         def work(connection: Writing) -> list[tuple[str, Decision]]:
+            open_runs = accounts.lock_open_runs_of(connection, client)
             if not accounts.revoke(connection, client, actor, now):
                 return []
             return [
                 (run, transitions.step(connection, run, event, None, self._configs, actor=actor, now=now))
-                for run in accounts.open_runs_of(connection, client)
+                for run in open_runs
             ]
 
         return self._writer.write(work)

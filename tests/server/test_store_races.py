@@ -141,6 +141,55 @@ def test_a_join_token_for_one_lets_one_in(stories: tuple[Story, Story]) -> None:
     assert entered == ["client-1"]
 
 
+def test_revocations_and_uploads_do_not_lock_one_another_out(stories: tuple[Story, Story]) -> None:
+    """A revocation moves several runs in one transaction; uploads move one each, at the same moment."""
+    leaving, staying = CLIENTS[:5], CLIENTS[5:]
+    stories[0].begin(*CLIENTS, weighting={"kind": "sizes"})
+    stories[0].create("another", weighting={"kind": "sizes"}, min_clients=50)
+    for client in leaving:
+        stories[0].enrol(client, run="another")
+    errors: list[Exception] = []
+
+    def attempt(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    jobs: list[Callable[[], object]] = []
+    for place, client in enumerate(staying):
+        jobs.append(lambda story=stories[place % 2], client=client: story.upload(client))  # type: ignore[misc]
+    for place, client in enumerate(leaving):
+        store = stories[place % 2].store
+        jobs.append(lambda store=store, client=client: store.revoke(client, "admin", later(5)))  # type: ignore[misc]
+    threads = [threading.Thread(target=attempt, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert errors == []
+    ledger = stories[0].store.round_view(RUN, 1).ledger
+    assert [row.status for row in ledger] == [
+        *[ParticipantStatus.FAILED] * len(leaving),
+        *[ParticipantStatus.UPLOADED] * len(staying),
+    ]
+
+
+def test_coordinators_that_start_together_seed_one_join_token(stories: tuple[Story, Story]) -> None:
+    ids: list[int] = []
+
+    def seed(place: int) -> None:
+        ids.append(stories[place % 2].store.add_join_token("a" * 64, None, None, NOW))
+
+    threads = [threading.Thread(target=seed, args=(place,)) for place in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert ids == [stories[0].store.join_tokens()[0].id] * 10
+    assert stories[0].kinds(None) == ["join_token_added"]
+
+
 def test_event_ids_become_visible_in_their_order(stories: tuple[Story, Story]) -> None:
     """A reader that asks for "after N" while twenty write must see every event exactly once."""
     seen: list[int] = []
