@@ -179,7 +179,7 @@ def _header(config: RunConfig) -> dict[str, Any]:
 
 
 def _check_same(config: RunConfig, lines: list[dict[str, Any]], out: Path) -> None:
-    if lines and lines[0].get("config") != config.model_dump(mode="json"):
+    if lines and RunConfig.model_validate(lines[0].get("config")) != config:
         raise InvalidConfiguration(
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",

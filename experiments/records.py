@@ -1,0 +1,129 @@
+"""Results as they are committed: one JSON line for the run, one for each round, about 30 kB for 100 rounds.
+
+They are made from the result files of the simulation, which stay where the run can go on from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from simulation.run import Results
+
+__all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
+
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round's scores: accuracies from 0 to 1, by category in the order of ``Curve.categories``."""
+
+    number: int
+    accuracy: float | None
+    loss: float | None
+    per_category: tuple[float, ...]
+    per_client: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's rounds, from the first on without a gap, and what they were measured with."""
+
+    config: RunConfig
+    versions: dict[str, str]
+    categories: tuple[str, ...]
+    rounds: tuple[Round, ...]
+
+    def first(self, rounds: int) -> Curve:
+        """Only the first ``rounds`` of it."""
+        return Curve(self.config, self.versions, self.categories, self.rounds[:rounds])
+
+
+def publish(source: Path, target: Path) -> int:
+    """Write the compact form of a simulation's result file, unless ``target`` has as many rounds already.
+
+    Returns how many rounds ``target`` has now.
+    """
+    lines = Results(source).lines()
+    there, here = rounds_in(target), _rounds_of(lines)
+    if here <= there:
+        return there
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(target.name + ".tmp")
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in _compact(lines))
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(target)
+    return here
+
+
+def read_curve(path: Path, config: RunConfig) -> Curve | None:
+    """A committed result; None if there is none.
+
+    Raises:
+        InvalidConfiguration: the file holds the results of another configuration.
+    """
+    lines = Results(path).lines()
+    if not lines:
+        return None
+    header = lines[0]
+    ran = RunConfig.model_validate(header["config"])
+    if ran.model_copy(update={"name": config.name}) != config:
+        raise InvalidConfiguration(
+            f"{path} holds the results of another configuration than the table's.",
+            hint="The table was changed after the run: remove the file to run it anew.",
+        )
+    rounds = tuple(_round(line) for line in lines if line["kind"] == "round")
+    return Curve(ran, header["versions"], tuple(header["categories"]), rounds)
+
+
+def rounds_in(path: Path) -> int:
+    """How many rounds a result file has (of either form)."""
+    return _rounds_of(Results(path).lines())
+
+
+def _rounds_of(lines: Sequence[dict[str, Any]]) -> int:
+    return len([line for line in lines if line["kind"] == "round"])
+
+
+def _compact(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    rounds = [line for line in lines if line["kind"] == "round"]
+    categories = list(rounds[0]["per_category"])
+    header = {**lines[0], "categories": categories}
+    ends = [line for line in lines if line["kind"] == "end"]
+    return [header, *(_compact_round(line, categories) for line in rounds), *ends]
+
+
+def _compact_round(line: dict[str, Any], categories: Sequence[str]) -> dict[str, Any]:
+    compact = {
+        "kind": "round",
+        "round": line["round"],
+        "accuracy": _rounded(line["accuracy"]),
+        "loss": _rounded(line["loss"]),
+        "per_category": [round(line["per_category"][name], 4) for name in categories],
+        "participants": line["participants"],
+        "weights": [round(weight, 4) for weight in line["weights"]],
+        "seconds": round(line["seconds"], 1),
+    }
+    if line.get("per_client"):
+        compact["per_client"] = [round(score, 4) for score in line["per_client"]]
+    return compact
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+def _round(line: dict[str, Any]) -> Round:
+    return Round(
+        line["round"],
+        line["accuracy"],
+        line["loss"],
+        tuple(line["per_category"]),
+        tuple(line.get("per_client", ())),
+    )

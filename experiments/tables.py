@@ -1,0 +1,196 @@
+"""What a table of the paper is: rows, columns, published figures; read from ``experiments/tables/*.yaml``.
+
+Settings (``settings.yaml``) and methods (``methods.yaml``) are shared by all tables, so that tables that
+have a cell in common share its runs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from shared.config import Frozen
+from shared.problems import InvalidConfiguration
+
+__all__ = [
+    "BASE",
+    "Figure",
+    "Grid",
+    "Measure",
+    "Method",
+    "Published",
+    "Setting",
+    "Table",
+    "available",
+    "load_table",
+    "methods",
+    "settings",
+]
+
+HERE = Path(__file__).resolve().parent
+BASE = "base"
+"""The weighting that a method has without Disco: in the paper sizes, for FedDyn and FedDC uniform."""
+
+Measure = Literal["last_ten", "best", "last", "loss", "client_variance", "tail"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+
+
+class Setting(Frozen):
+    """Data, partition and local training: the fields of a run without name, seed and method."""
+
+    title: str
+    config: dict[str, Any]
+    disco: dict[str, Any] = Field(default_factory=dict, description="what Disco is told here, as its target")
+
+
+class Method(Frozen):
+    """An algorithm with the parameters tuned in the paper, and its weighting without Disco."""
+
+    title: str
+    algorithm: dict[str, Any]
+    local: dict[str, Any] = Field(default_factory=dict, description="what it changes in local training")
+    base: Literal["sizes", "uniform"] = "sizes"
+
+
+class Published(Frozen):
+    """A figure of the paper: percent (or a loss), its standard deviation, rounds to the target accuracy."""
+
+    value: float
+    std: float | None = None
+    rounds: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"value": value} if isinstance(value, int | float) else value
+
+
+class Grid(Frozen):
+    """Disco with every pair of a and b."""
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+
+
+class Quick(Frozen):
+    """What ``--quick`` does: the first rounds of one seed, perhaps of fewer settings."""
+
+    rounds: int = Field(3, ge=1)
+    settings: tuple[Name, ...] | None = None
+    methods: tuple[Name, ...] | None = None
+
+
+class Figure(Frozen):
+    """A picture: accuracy by round, the gain over a grid, a value by level, or accuracy by category."""
+
+    kind: Literal["curves", "heatmap", "levels", "categories", "variance"]
+    title: str
+    label: str = Field("", description="levels: what the levels are")
+    levels: tuple[float, ...] = Field((), description="one for each setting")
+
+
+class Table(Frozen):
+    """A table or figure of the paper. ``published[setting][method][weighting]``."""
+
+    name: Name
+    title: str
+    source: str = Field(description="where it is in the paper")
+    kind: Literal["runs", "theory", "exploration-1", "exploration-2"] = "runs"
+    claim: str = Field("", description="what the paper says, in one sentence")
+    note: str = Field("", description="what differs here, and why")
+    settings: tuple[Name, ...] = ()
+    methods: tuple[Name, ...] = ()
+    weightings: tuple[Name, ...] = (BASE, "disco")
+    only: dict[Name, tuple[Name, ...]] = Field(
+        default_factory=dict, description="methods with other weightings than the table's"
+    )
+    grid: Grid | None = None
+    seeds: int = Field(5, ge=1)
+    measure: Measure = "last_ten"
+    spread: Literal["seeds", "rounds"] = Field(
+        "seeds", description="over what the paper's standard deviation is"
+    )
+    target_accuracy: float | None = Field(None, gt=0, lt=1)
+    rounds: int | None = Field(None, ge=1, description="fewer than the setting's")
+    published: dict[Name, dict[Name, dict[Name, Published]]] = Field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+    quick: Quick = Field(default_factory=Quick)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for kind, given, known in (
+            ("setting", self.settings, settings()),
+            ("method", self.methods, methods()),
+        ):
+            if unknown := [name for name in given if name not in known]:
+                raise ValueError(f"{kind} {unknown[0]!r} is not in {kind}s.yaml")
+        for setting, rows in self.published.items():
+            for method, figures in rows.items():
+                if setting not in self.settings or method not in self.methods:
+                    raise ValueError(f"published figures of {setting}/{method}, which is not in the table")
+                if unknown := [name for name in figures if name not in self.weightings_of(method)]:
+                    raise ValueError(f"published weighting {unknown[0]!r} of {setting}/{method}")
+        return self
+
+    def weightings_of(self, method: str) -> tuple[str, ...]:
+        """The method's weightings by name, as they are written in the table."""
+        chosen = self.only.get(method, self.weightings)
+        if self.grid is None:
+            return chosen
+        pairs = tuple(f"a{a:g}-b{b:g}" for a in self.grid.a for b in self.grid.b)
+        return (*(name for name in chosen if name not in pairs), *pairs)
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.measure not in ("loss", "client_variance")
+
+
+def available() -> tuple[str, ...]:
+    """Names of all tables."""
+    return tuple(sorted(path.stem for path in (HERE / "tables").glob("*.yaml")))
+
+
+def load_table(name: str) -> Table:
+    """A table by name.
+
+    Raises:
+        InvalidConfiguration: no such table, or its file is not right; names the field.
+    """
+    if name not in available():
+        raise InvalidConfiguration(
+            f"table: there is no table {name!r}.", hint=f"Tables: {', '.join(available())}; or all."
+        )
+    path = HERE / "tables" / f"{name}.yaml"
+    try:
+        return Table.model_validate({"name": name, **_yaml(path)})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"])) or "the whole"
+        raise InvalidConfiguration(f"{path.name}: {where}: {fault['msg']}.") from None
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """All settings by name."""
+    return {
+        name: Setting.model_validate(fields)
+        for name, fields in _yaml(HERE / "settings.yaml").items()
+        if not name.startswith("_")
+    }
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """All methods by name."""
+    return {name: Method.model_validate(fields) for name, fields in _yaml(HERE / "methods.yaml").items()}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise InvalidConfiguration(f"{path.name} is not a mapping of names to values.")
+    return document
