@@ -23,6 +23,7 @@ from rich.console import Console
 
 from feddisco.admin import Admin, load_config, run_request
 from feddisco.console import accuracy_table, follow, ledger_table, newest
+from feddisco.record import write_record
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunStatus
@@ -81,9 +82,27 @@ class Processes:
                     process.wait()
 
 
-def run_demo(*, port: int, rounds: int | None, database_url: str | None, keep: Path | None) -> int:
-    """Train, print, and on a terminal go on serving the page until Ctrl-C. Returns the exit code."""
-    config = load_config("demo", **({} if rounds is None else {"rounds": rounds}))
+def run_demo(
+    source: str = "demo",
+    *,
+    port: int,
+    rounds: int | None = None,
+    data: Path | None = None,
+    database_url: str | None = None,
+    keep: Path | None = None,
+    save: Path | None = None,
+) -> int:
+    """Train, print, and on a terminal go on serving the page until Ctrl-C. Returns the exit code.
+
+    ``source`` is ``demo`` or a configuration file with a partition; ``data`` is where its data lie;
+    ``save`` takes the whole run as JSON.
+    """
+    config = load_config(source, **({} if rounds is None else {"rounds": rounds}))
+    if config.partition is None:
+        raise InvalidConfiguration(
+            f"{source}: partition is missing, so the workers would not know how to share the data.",
+            hint="Add a line like `partition: niid2:5+1`.",
+        )
     port = _free_port(port)
     with ExitStack() as stack:
         stack.enter_context(_signals_raise())
@@ -91,19 +110,23 @@ def run_demo(*, port: int, rounds: int | None, database_url: str | None, keep: P
         processes = Processes(folder, _environment(folder, database_url))
         stack.callback(processes.stop)
         try:
-            return _train(processes, config, f"http://{HOST}:{port}", port)
+            return _train(processes, config, f"http://{HOST}:{port}", port, data, save)
         except KeyboardInterrupt:
             _console.print("\nStopped.")
             return 130
 
 
-def _train(processes: Processes, config: RunConfig, url: str, port: int) -> int:
+def _train(
+    processes: Processes, config: RunConfig, url: str, port: int, data: Path | None, save: Path | None
+) -> int:
     began = time.monotonic()
     _console.print("A coordinator, an evaluator and the workers are starting, each a process of its own ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
+    task = ["--task", config.task] + ([] if data is None else ["--data", str(data)])
     for index in range(config.min_clients):
-        _start_worker(processes, url, f"client-{index + 1}", "--partition", "run", "--index", str(index))
-    _start_worker(processes, url, "evaluator", "--role", "evaluator")
+        part = ("--partition", "run", "--index", str(index))
+        _start_worker(processes, url, f"client-{index + 1}", *task, *part)
+    _start_worker(processes, url, "evaluator", *task, "--role", "evaluator")
     with Admin(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
         _wait_until_ready(processes, url)
         client.create(run_request(client, config))
@@ -113,6 +136,8 @@ def _train(processes: Processes, config: RunConfig, url: str, port: int) -> int:
             _console.print(f"The run is {status.value}: {client.run(config.name).reason}")
             return 1
         _summary(client, config.name, time.monotonic() - began)
+        if save is not None:
+            write_record(client, config.name, save)
     _keep_serving(url)
     return 0
 
@@ -138,7 +163,7 @@ def _summary(client: Admin, run: str, seconds: float) -> None:
     for evaluation in last.evaluations:
         accuracy_table(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
     _console.print(f"Final model sha256 {last.scored_model}")
-    _console.print(f"{last.round} rounds in {seconds:.1f} s, start of nine processes included.")
+    _console.print(f"{last.round} rounds in {seconds:.1f} s, start of all processes included.")
 
 
 def _keep_serving(url: str) -> None:

@@ -152,19 +152,22 @@ def worker(
 
 @app.command()
 def demo(
+    config: Annotated[str, typer.Argument(help="`demo`, or a configuration file with a partition.")] = "demo",
     port: Annotated[int, typer.Option(help="Port of the status page; 0 takes a free one.")] = 8000,
-    rounds: Annotated[int | None, typer.Option(help="Rounds instead of the demo's 20.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds instead of the configuration's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
     database_url: Annotated[
         str | None, typer.Option(help="PostgreSQL instead of SQLite: postgresql://...")
     ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="Keep the coordinator's and workers' files in this folder.")
-    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep everything that is written in this folder.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the whole run to this file (JSON).")] = None,
 ) -> None:
-    """Six workers, an evaluator and a coordinator on this machine, on real images of digits."""
+    """Workers, an evaluator and a coordinator on this machine; by default on real images of digits."""
     from feddisco.demo import run_demo
 
-    raise typer.Exit(run_demo(port=port, rounds=rounds, database_url=database_url, keep=keep))
+    raise typer.Exit(
+        run_demo(config, port=port, rounds=rounds, data=data, database_url=database_url, keep=keep, save=save)
+    )
 
 
 @app.command("simulate")

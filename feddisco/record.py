@@ -1,0 +1,51 @@
+"""A finished run as one JSON document: configuration, versions, curve, ledgers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from feddisco.admin import Admin
+from shared.schemas import RoundStatus, RoundView
+
+__all__ = ["write_record"]
+
+_NOT_KEPT = {"status", "progress", "heartbeat_at", "uploaded_at", "update"}
+"""Of a ledger row: what concerns the moment, or a file that is not in the document."""
+
+
+def write_record(client: Admin, run: str, path: Path) -> None:
+    """Write what the pages show of ``run`` to ``path``."""
+    view = client.run(run)
+    rounds = sorted(client.rounds(run), key=lambda one: (one.round, one.attempt))
+    document = {
+        "run": run,
+        "status": view.status.value,
+        "config": view.config.model_dump(mode="json"),
+        "versions": {name: version(name) for name in ("feddisco", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
+        "model": view.model,
+        "rounds": [_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _round(view: RoundView) -> dict[str, Any]:
+    scores = [
+        {"client": one.client, "loss": one.loss, "accuracy": one.accuracy, "per_category": one.per_category}
+        for one in view.evaluations
+    ]
+    took = (view.completed_at - view.opened_at).total_seconds() if view.completed_at else None
+    return {
+        "round": view.round,
+        "seconds": took,
+        "model": view.model,
+        "evaluations": scores,
+        "ledger": [row.model_dump(mode="json", exclude=_NOT_KEPT) for row in view.ledger],
+    }
