@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ __all__ = ["evaluate"]
 def evaluate(
     *, task: Task, model: nn.Module, examples: Examples, device: torch.device, batch_size: int = 512
 ) -> Metrics:
-    """Mean loss, accuracy (0 to 1) and accuracy of each class that the examples hold, by class name.
+    """Mean loss, accuracy (0 to 1), accuracy of each class that the examples hold, the task's measures.
 
     The model is moved to ``device`` and scored in evaluation mode; its mode is put back afterwards.
 
@@ -35,37 +36,53 @@ def evaluate(
     was_training = model.training
     model.to(device).eval()
     try:
-        loss, right = _score(task, model, examples, device, batch_size)
+        scores = _score(task, model, examples, device, batch_size)
     finally:
         model.train(was_training)
-    if not math.isfinite(loss):
-        raise Diverged(f"The loss of the model is {loss} on the {len(examples)} test examples.")
-    if right is None:
-        return Metrics(loss=loss, accuracy=None, examples=len(examples))
+    if not math.isfinite(scores.loss):
+        raise Diverged(f"The loss of the model is {scores.loss} on the {len(examples)} test examples.")
+    right = scores.right
     return Metrics(
-        loss=loss,
-        accuracy=int(right.sum()) / len(examples),
+        loss=scores.loss,
+        accuracy=None if right is None else int(right.sum()) / len(examples),
         examples=len(examples),
-        per_category=_per_category(task, right, examples.targets),
+        per_category={} if right is None else _per_category(task, right, examples.targets),
+        extra=scores.measures,
     )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Mean loss and mean measures over all examples; whether each is right, on the CPU."""
+
+    loss: float
+    right: Tensor | None
+    measures: dict[str, float]
 
 
 @torch.inference_mode()
 def _score(
     task: Task, model: nn.Module, examples: Examples, device: torch.device, batch_size: int
-) -> tuple[float, Tensor | None]:
-    """Mean loss over all examples and whether each is right, on the CPU."""
-    total = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+) -> _Scores:
+    number, wide = len(examples), torch.float64 if device.type != "mps" else torch.float32
+    sums: dict[str, Tensor] = {}
     right: list[Tensor] = []
-    for first in range(0, len(examples), batch_size):
+    total = torch.zeros((), dtype=wide, device=device)
+    for first in range(0, number, batch_size):
         inputs = examples.inputs[first : first + batch_size].to(device)
         targets = examples.targets[first : first + batch_size].to(device)
         outputs = model(task.prepare(inputs, None))
         total += task.loss(outputs, targets) * len(targets)
+        for name, values in task.measures(outputs, targets).items():
+            sums[name] = sums.get(name, torch.zeros_like(total)) + values.sum(dtype=wide)
         scores = task.score(outputs, targets)
         if scores is not None:
             right.append(scores)
-    return total.item() / len(examples), torch.cat(right).cpu() if right else None
+    return _Scores(
+        loss=total.item() / number,
+        right=torch.cat(right).cpu() if right else None,
+        measures={name: value.item() / number for name, value in sums.items()},
+    )
 
 
 def _per_category(task: Task, right: Tensor, targets: Tensor) -> dict[str, float]:

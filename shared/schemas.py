@@ -331,7 +331,9 @@ class Train(View):
     attempt: int
     index: int
     model: Digest
-    broadcast: Digest | None = Field(None, description="server state that the algorithm sends beside the model")
+    broadcast: Digest | None = Field(
+        None, description="server state that the algorithm sends beside the model"
+    )
     relative_size: float = Field(description="omega_k = N n_k over all enrolled trainers (mean 1)")
     deadline_at: dt.datetime
     last_aggregated_round: int = Field(0, description="newest round that took this client's update; 0: none")

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-Purpose = Literal["initial-model", "participants", "batches", "augmentation", "dropout", "partition", "split", "steps"]
+Purpose = Literal[
+    "initial-model", "participants", "batches", "augmentation", "dropout", "partition", "split", "steps"
+]
 
 __all__ = ["Purpose", "derive", "torch_generator"]
 

@@ -14,14 +14,28 @@ from shared.problems import InvalidConfiguration
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["available", "build_model"]
+__all__ = ["available", "build_model", "require_inputs"]
 
 TORCHVISION = "torchvision:"
 
 
 def available() -> tuple[str, ...]:
     """Names of the models written here; ``torchvision:NAME`` is understood beside them."""
-    return ("mlp", "resnet18-gn", "simple-cnn")
+    return ("mlp", "resnet18-gn", "simple-cnn", "textcnn")
+
+
+def require_inputs(name: str, tokens: bool) -> None:
+    """Refuse a model for texts where the task gives measured numbers, and the other way round.
+
+    Raises:
+        InvalidConfiguration: a known model that takes the other kind.
+    """
+    if name in available() and (name == "textcnn") != tokens:
+        raise InvalidConfiguration(
+            f"model: {name} takes {'numbers' if tokens else 'texts'}, "
+            f"the task gives {'texts' if tokens else 'numbers'}.",
+            hint="Use textcnn for texts." if tokens else "Use textcnn for texts only.",
+        )
 
 
 def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
@@ -48,6 +62,10 @@ def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> nn.Mod
         from shared.models.resnet18_gn import ResNet18GN
 
         return ResNet18GN(classes, input_shape)
+    if name == "textcnn":
+        from shared.models.textcnn import TextCNN
+
+        return TextCNN(classes, input_shape)
     near = difflib.get_close_matches(name, available(), n=3, cutoff=0.4) or list(available())
     raise InvalidConfiguration(
         f"model: there is no model {name!r}.",

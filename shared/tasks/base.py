@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.config import Frozen
-from shared.models import build_model
+from shared.models import build_model, require_inputs
 from shared.reproducible import reproducible
 from shared.seeds import derive
 
@@ -37,12 +37,14 @@ class Task(ABC):
     """Base of all tasks. ``options`` is an instance of the class's own ``Options``.
 
     ``cache`` is a folder where decoded data may be kept; the site sets it on the task, not the run.
+    ``tokens`` says that the inputs are token numbers (:mod:`shared.text`), not measured ones.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[Frozen]] = NoOptions
-    default_model: ClassVar[str]
 
+    default_model: str
+    tokens: bool = False
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     cache: Path | None = None
@@ -72,8 +74,15 @@ class Task(ABC):
 
         The global generator is left as it was found.
         """
+        name = model or self.default_model
+        require_inputs(name, self.tokens)
         with reproducible(derive(seed, "initial-model"), torch.device("cpu")):
-            return build_model(model or self.default_model, len(self.classes), self.input_shape)
+            return build_model(name, self.outputs, self.input_shape)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the model gives for each example."""
+        return len(self.classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a batch, a scalar: cross-entropy of logits (B, classes) and labels (B,)."""
@@ -82,6 +91,10 @@ class Task(ABC):
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Whether each example is right, bool (B,); None where there is no right and wrong."""
         return outputs.argmax(dim=1) == targets
+
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Further numbers of each example (B,), of which an evaluation gives the mean, by name."""
+        return {}
 
     def categories(self, targets: Tensor) -> Tensor:
         """The class index of each target, int64 (N,): what the discrepancy counts."""

@@ -1,0 +1,212 @@
+"""One's own table: texts or numbers, in classes or as a regression whose target is binned for ``d_k``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from shared.config import Frozen
+from shared.data import Archive, Examples, find_file, opened
+from shared.tasks.base import Split, Task
+from shared.tasks.regression import Regression, bin_names, increasing
+from shared.tasks.tables import fault, natural, rows
+from shared.tasks.texts import Length, encoded
+
+__all__ = ["CSV", "TASK", "CSVRegression"]
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class CSVOptions(Frozen):
+    """The same at every site. ``classes`` is the class contract; ``edges`` make a regression instead.
+
+    ``columns`` are joined (text) or are one number each (tabular), which ``mean`` and ``deviation``
+    standardise: constants that all sites agree on. ``edges`` are the lower ends of all bins but the
+    first. ``key`` names the column that tells whose an example is (partition ``by-key``).
+    """
+
+    kind: Literal["tabular", "text"] = "tabular"
+    columns: tuple[Name, ...] = Field(min_length=1)
+    target: Name
+    classes: tuple[Name, ...] | None = Field(None, min_length=2)
+    edges: tuple[float, ...] | None = Field(None, min_length=1)
+    key: Name | None = None
+    train: Name = "train.csv"
+    test: Name = "test.csv"
+    delimiter: str = Field(",", min_length=1, max_length=1)
+    length: Length = 200
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+
+    @field_validator("edges")
+    @classmethod
+    def _increasing(cls, edges: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return edges if edges is None else increasing(edges)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.classes is None and self.edges is None:
+            raise ValueError("give classes (their names, in the run's order) or edges (a regression's bins)")
+        if self.target in self.columns or len(set(self.columns)) != len(self.columns):
+            raise ValueError(f"columns must be distinct and without the target {self.target!r}")
+        for name, numbers in (("mean", self.mean), ("deviation", self.deviation)):
+            if numbers is not None and (self.kind == "text" or len(numbers) != len(self.columns)):
+                raise ValueError(f"{name} takes one number for each column of a tabular kind")
+        return self
+
+
+class CSV(Task):
+    """Reads ``train.csv`` and ``test.csv`` with a header, at any depth of a folder, zip or tar.
+
+    With ``edges`` among the options the task is a :class:`CSVRegression`.
+    """
+
+    name = "csv"
+    Options = CSVOptions
+
+    def __new__(cls, options: CSVOptions) -> CSV:
+        kind: type[CSV] = cls if options.edges is None else CSVRegression
+        return object.__new__(kind)
+
+    def __init__(self, options: CSVOptions) -> None:
+        super().__init__(options)
+        self.settings = options
+        self.tokens = options.kind == "text"
+        self.default_model = "textcnn" if self.tokens else "mlp"
+        self.input_shape = (options.length,) if self.tokens else (len(options.columns),)
+        self.classes = options.classes or ()
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        """Rows in the order of the file: int16 tokens (N, length), or float32 numbers (N, columns)."""
+        options = self.settings
+        file = options.train if split == "train" else options.test
+        with opened(source, f"a table {file}") as archive:
+            name = find_file(archive, [file])
+            table = _read(archive, name, self)
+            if not table.targets:
+                raise fault(archive, name, None, "holds no rows below a header")
+            keys = _numbered(archive, options, table.keys)
+        inputs = (
+            encoded(table.texts, options.length)
+            if self.tokens
+            else torch.tensor(table.numbers, dtype=torch.float32)
+        )
+        return Examples(inputs, self.target_tensor(table.targets), keys)
+
+    def target_of(self, text: str) -> float:
+        """The number that a cell of the target column stands for (ValueError: none)."""
+        if text not in self.classes:
+            raise ValueError(f"{text!r} is not one of the classes {list(self.classes)}")
+        return self.classes.index(text)
+
+    def target_tensor(self, targets: list[float]) -> Tensor:
+        """Targets as the loss takes them."""
+        return torch.tensor(targets, dtype=torch.int64)
+
+    def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Tokens as int32, or numbers less ``mean`` and over ``deviation``, float32; never augmented."""
+        if self.tokens:
+            return inputs.int()
+        prepared = inputs.float()
+        if self.settings.mean is not None:
+            prepared = prepared - torch.tensor(self.settings.mean, device=inputs.device)
+        if self.settings.deviation is not None:
+            prepared = prepared / torch.tensor(self.settings.deviation, device=inputs.device)
+        return prepared
+
+
+class CSVRegression(Regression, CSV):
+    """The same with a number as the target."""
+
+    def __init__(self, options: CSVOptions) -> None:
+        super().__init__(options)
+        self.edges = options.edges or ()
+        self.classes = bin_names(self.edges, whole=False)
+
+    def target_of(self, text: str) -> float:
+        """The cell's number."""
+        return _number(text)
+
+    def target_tensor(self, targets: list[float]) -> Tensor:
+        """Numbers, float32."""
+        return torch.tensor(targets, dtype=torch.float32)
+
+
+TASK = CSV
+
+
+@dataclass(frozen=True)
+class _Table:
+    texts: list[str]
+    numbers: list[list[float]]
+    targets: list[float]
+    keys: list[str]
+
+
+def _read(archive: Archive, name: str, task: CSV) -> _Table:
+    options, width = task.settings, len(task.settings.columns)
+    key = [] if options.key is None else [options.key]
+    table = _Table([], [], [], [])
+    for line, cells in _cells(archive, name, options, [*options.columns, options.target, *key]):
+        try:
+            table.targets.append(_value(options.target, task.target_of, cells[width]))
+            if task.tokens:
+                table.texts.append(" ".join(cells[:width]))
+            else:
+                pairs = zip(options.columns, cells[:width], strict=True)
+                table.numbers.append([_value(column, _number, text) for column, text in pairs])
+        except ValueError as error:
+            raise fault(archive, name, line, str(error)) from error
+        table.keys.extend(cells[width + 1 :])
+    return table
+
+
+def _cells(
+    archive: Archive, name: str, options: CSVOptions, wanted: list[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """The wanted columns of each row below the header, and the row's line."""
+    found = rows(archive, name, options.delimiter)
+    line, header = next(found, (1, []))
+    if missing := [column for column in wanted if column not in header]:
+        raise fault(archive, name, line, f"looked for the columns {missing}, the header has {header}")
+    places = [header.index(column) for column in wanted]
+    for line, row in found:
+        if len(row) != len(header):
+            raise fault(archive, name, line, f"has {len(row)} fields, the header has {len(header)}")
+        yield line, [row[place] for place in places]
+
+
+def _value(column: str, read: Callable[[str], float], text: str) -> float:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"column {column!r}: {error}") from error
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a finite number")
+    return value
+
+
+def _numbered(archive: Archive, options: CSVOptions, own: list[str]) -> Tensor | None:
+    """Each row's key as its place among the keys of both files, so that a key has one number in both."""
+    if options.key is None:
+        return None
+    known = set(own)
+    for name in archive.names:
+        if name.rsplit("/", 1)[-1] in (options.train, options.test):
+            known.update(key for _, (key,) in _cells(archive, name, options, [options.key]))
+    numbers = {key: number for number, key in enumerate(sorted(known, key=natural))}
+    return torch.tensor([numbers[key] for key in own], dtype=torch.int64)
