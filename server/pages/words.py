@@ -140,7 +140,7 @@ def indexed(text: str) -> Markup:
 _TONES = {
     "wait": {"enrolling", "invited", "awaiting_discrepancy"},
     "go": {"running", "training", "collecting", "aggregating"},
-    "done": {"completed", "aggregated", "uploaded", "ready"},
+    "done": {"completed", "aggregated", "uploaded", "ready", "finished"},
     "hold": {"paused", "away", "timed_out"},
     "end": {"stopped", "left", "declined", "abandoned"},
     "bad": {"failed", "rejected"},

@@ -111,6 +111,8 @@
 
   function show(page) {
     if (isOutdated(page)) {
+      delete main.dataset.events; // this page follows no more
+      stream?.abort();
       location.reload();
       return;
     }
