@@ -36,7 +36,7 @@ def bucket(token: str) -> int:
     >>> bucket("oil")
     2089
     """
-    return 1 + zlib.crc32(token.encode("utf-8", errors="replace")) % (VOCABULARY - 1)
+    return 1 + zlib.crc32(token.encode()) % (VOCABULARY - 1)
 
 
 def encode(texts: Iterable[str], length: int) -> NDArray[np.int16]:

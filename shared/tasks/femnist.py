@@ -106,7 +106,7 @@ def _listing(archive: Archive, classes: Sequence[str]) -> list[_Image]:
     for name in archive.names:
         parts = name.split("/")
         if name.lower().endswith(IMAGE_SUFFIXES):
-            if len(parts) < 3 or parts[-2] not in CHARACTERS:
+            if len(parts) < 3 or parts[-2] not in set(CHARACTERS):
                 raise InvalidConfiguration(
                     f"data: {name} in {archive.path} is in no folder <writer>/<character>/ "
                     "with one of 0-9, A-Z, a-z as the character."

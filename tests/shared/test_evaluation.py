@@ -43,6 +43,9 @@ class Squares(Three):
     def categories(self, targets: Tensor) -> Tensor:
         return (targets > 0).long()
 
+    def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"error": (outputs[:, 0] - targets).abs()}
+
 
 THREE = Three(NoOptions())
 EXAMPLES = THREE.load("test", None, 0)
@@ -60,8 +63,10 @@ def test_loss_accuracy_and_accuracy_of_the_classes_present(batch_size: int) -> N
 
 
 def test_a_regression_has_a_loss_and_no_accuracy() -> None:
-    metrics = evaluate(task=Squares(NoOptions()), model=nn.Identity(), examples=EXAMPLES, device=CPU)
+    squares = Squares(NoOptions())
+    metrics = evaluate(task=squares, model=nn.Identity(), examples=EXAMPLES, device=CPU, batch_size=3)
     assert metrics.loss == (4 + 1 + 1 + 4) / 4  # outputs 2 0 2 2 against 0 1 1 0
+    assert metrics.extra == {"error": (2 + 1 + 1 + 2) / 4}
     assert metrics.accuracy is None
     assert metrics.per_category == {}
 

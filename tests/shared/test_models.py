@@ -21,6 +21,7 @@ def parameters(model: nn.Module) -> int:
         ("simple-cnn", 10, (1, 28, 28), 44_426),
         ("resnet18-gn", 7, (3, 56, 56), 11_172_423),
         ("resnet18-gn", 100, (3, 32, 32), 11_220_132),
+        ("textcnn", 4, (200,), 1_063_904),
         ("mlp", 10, (1, 8, 8), 64 * 128 + 128 + 128 * 10 + 10),
     ],
 )
@@ -30,8 +31,9 @@ def test_published_sizes(name: str, classes: int, shape: tuple[int, ...], count:
 
 @pytest.mark.parametrize("name", [*available(), "torchvision:resnet18", "torchvision:mobilenet_v3_small"])
 def test_forward_is_classifier_of_features(name: str) -> None:
-    model = build_model(name, 7, (3, 32, 32)).eval()
-    inputs = torch.rand(2, 3, 32, 32)
+    shape = (20,) if name == "textcnn" else (3, 32, 32)
+    model = build_model(name, 7, shape).eval()
+    inputs = torch.randint(0, 32_000, (2, *shape)) if name == "textcnn" else torch.rand(2, *shape)
     outputs = model(inputs)
     assert outputs.shape == (2, 7)
     assert isinstance(model.classifier, nn.Linear)
@@ -75,6 +77,7 @@ def test_initial_values_of_resnet18_gn_are_torchvisions() -> None:
         ),
         ("torchvision:resnet18", (1, 28, 28), r"shape \(3, H, W\).* gives \(1, 28, 28\)"),
         ("simple-cnn", (1, 8, 8), r"H, W >= 16, the task gives \(1, 8, 8\)"),
+        ("textcnn", (3, 32, 32), r"takes texts of at least 5 tokens.* gives \(3, 32, 32\)"),
         ("resnet18-gn", (64,), r"the task gives \(64,\)"),
     ],
 )

@@ -72,16 +72,19 @@ def folder_task(**options: object) -> Task:
 
 
 def test_the_built_in_tasks_are_there() -> None:
-    assert {"digits", "cifar10", "fashion-mnist", "imagefolder"} <= set(available())
+    assert available() == (
+        "ag-news", "cifar10", "cifar100", "cinic10", "csv", "digits",
+        "facebook-comments", "fashion-mnist", "femnist", "ham10000", "imagefolder",
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(set(available()) - {"imagefolder"}))
+@pytest.mark.parametrize("name", sorted(set(available()) - {"csv", "imagefolder"}))
 def test_every_built_in_task_builds_its_model_for_its_own_inputs(name: str) -> None:
     task = load_task(name)
     assert task.name == name
     batch = torch.zeros((2, *task.input_shape), dtype=torch.uint8)
     outputs = task.build_model(None, seed=0)(task.prepare(batch, None))
-    assert outputs.shape == (2, len(task.classes))
+    assert outputs.shape == (2, task.outputs)
 
 
 def test_a_task_by_import_path() -> None:
@@ -132,6 +135,8 @@ def test_initial_models_depend_on_the_seed_alone() -> None:
 def test_examples_refuse_inputs_and_targets_of_two_lengths() -> None:
     with pytest.raises(ValueError, match="3 inputs but 2 targets"):
         Examples(torch.zeros(3, 1), torch.zeros(2))
+    with pytest.raises(ValueError, match="1 keys but 2 targets"):
+        Examples(torch.zeros(2, 1), torch.zeros(2), torch.zeros(1))
 
 
 # ---------------------------------------------------------------- digits
