@@ -86,7 +86,11 @@ def admin(url: str, token_file: Path | None = None) -> Iterator[Admin]:
     try:
         with Admin(url, token=settings.token(token_file), verify=trust(settings.ca_file)) as client:
             yield client
-    except (httpx.HTTPError, httpx.InvalidURL, UnexpectedAnswer) as error:
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        raise InvalidConfiguration(
+            f"{url!r} is not a web address.", hint="Write it like https://coordinator.example:8000."
+        ) from None
+    except (httpx.HTTPError, UnexpectedAnswer) as error:
         raise InvalidConfiguration(diagnose(error, url).sentence) from error
 
 

@@ -179,13 +179,15 @@ def simulate_run(
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
     """Run a configuration on this machine without HTTP: the same models, bit for bit."""
+    from feddisco.admin import load_config
+
+    given = load_config(config)  # a wrong one is told without waiting for PyTorch
     import torch
 
-    from feddisco.admin import load_config
     from simulation.run import simulate
 
     torch.set_num_threads(threads)
-    simulate(load_config(config), source=data, out=out, processes=processes, say=typer.echo)
+    simulate(given, source=data, out=out, processes=processes, say=typer.echo)
 
 
 # ---------------------------------------------------------------- runs

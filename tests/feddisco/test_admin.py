@@ -1,0 +1,90 @@
+"""Configurations from files, and where the console finds the admin's token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from feddisco.admin import admin, load_config
+from feddisco.settings import ConsoleSettings
+from shared.config import DiscoWeighting
+from shared.problems import InvalidConfiguration, MissingToken
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_demo_is_disco_on_niid2() -> None:
+    config = load_config("demo", rounds=3)
+    assert (config.name, config.task, config.rounds, config.min_clients) == ("demo", "digits", 3, 6)
+    assert config.weighting == DiscoWeighting(a=0.5, b=0.1)
+
+
+def test_json_is_yaml(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"name": "one", "task": "digits", "rounds": 2}')
+    assert load_config(path).rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\ntask: digits\nrounds: 0\n", r"rounds: .*greater than or equal to 1 \(received 0\)"),
+        ("name: x\ntask: digits\nrounds: 2\nspeed: 9\n", r"speed: .* \(received 9\)"),
+        ("name: Big\ntask: digits\nrounds: 2\n", r"name: .* \(received 'Big'\)"),
+        ("name: x\ntask: digits\nrounds: 2\nweighting: {kind: disko}\n", r"weighting: .*disko"),
+        ("name: x\ntask: digits\nrounds: 2\nlocal: {batch_size: .5}\n", r"local\.batch_size: .*0\.5"),
+        ("name: [", "is not YAML"),
+        ("- name\n- task\n", "is not a mapping of fields to values"),
+        ("just text", "is not a mapping of fields to values"),
+    ],
+)
+def test_a_wrong_configuration_names_file_field_and_value(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidConfiguration, match=message) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_configuration_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"nowhere\.yaml cannot be read: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_the_last_fault_is_told_too(tmp_path: Path) -> None:
+    path = written(tmp_path, yaml.safe_dump({"name": "x", "task": "digits", "rounds": 0, "seed": "many"}))
+    with pytest.raises(InvalidConfiguration, match="rounds: ") as caught:
+        load_config(path)
+    assert "seed: " in str(caught.value)
+
+
+def test_a_token_comes_from_the_file_then_the_environment_then_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "admin-token").write_text("from-the-folder\n")
+    (tmp_path / "given").write_text("from-the-file\n")
+    monkeypatch.setenv("FEDDISCO_DATA_FOLDER", str(tmp_path))
+    assert ConsoleSettings().token() == "from-the-folder"
+    monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "from-the-environment")
+    assert ConsoleSettings().token() == "from-the-environment"
+    assert ConsoleSettings().token(tmp_path / "given") == "from-the-file"
+
+
+def test_no_token_says_where_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDDISCO_ADMIN_TOKEN", raising=False)
+    with pytest.raises(MissingToken, match="admin-token") as caught:
+        ConsoleSettings(data_folder=tmp_path).token()
+    assert "FEDDISCO_ADMIN_TOKEN" in caught.value.hint
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("some-token")
+    with (
+        pytest.raises(InvalidConfiguration, match="not a web address"),
+        admin("localhost:8000", tmp_path / "token") as client,
+    ):
+        client.runs()

@@ -1,0 +1,159 @@
+"""A run without HTTP: resumable after kill -9, the same models from one process or several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from simulation.run import Results, simulate
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """What the pool's processes have: sums are split alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config(**changes: Any) -> RunConfig:
+    given: dict[str, Any] = {
+        "name": "small",
+        "task": "digits",
+        "rounds": 3,
+        "algorithm": "scaffold",  # state at both ends
+        "weighting": {"kind": "disco"},
+        "partition": "niid1:4:0.3",
+        "clients_per_round": 3,
+        "local": {"steps": 5, "batch_size": 16, "learning_rate": 0.05},
+    }
+    return RunConfig.model_validate(given | changes)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def run(given: RunConfig, out: Path, processes: int = 1) -> str:
+    return simulate(given, source=None, out=out, processes=processes, say=quiet)
+
+
+def timeless(out: Path) -> list[dict[str, Any]]:
+    """The lines, without what may differ: how long a round took, and on what it ran."""
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "machine")}
+        for line in Results(out).lines()
+    ]
+
+
+def test_a_result_file_says_what_ran_and_how_it_went(tmp_path: Path) -> None:
+    said: list[str] = []
+    digest = simulate(config(), source=None, out=tmp_path / "r.jsonl", say=said.append)
+    head, *rounds, end = Results(tmp_path / "r.jsonl").lines()
+    assert RunConfig.model_validate(head["config"]) == config()
+    assert set(head["versions"]) >= {"feddisco", "torch", "python"}
+    assert [line["round"] for line in rounds] == [1, 2, 3]
+    for line in rounds:
+        assert len(line["participants"]) == len(line["weights"]) == len(line["steps"]) == 3
+        assert sum(line["weights"]) == pytest.approx(1.0)
+        assert line["steps"] == [5, 5, 5]
+        assert 0 <= line["accuracy"] <= 1
+    assert end == {"kind": "end", "model": digest}
+    assert rounds[-1]["model"] == digest
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"], "the checkpoint is gone"
+    assert len(said) == 3
+
+
+def test_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    digest = run(config(rounds=1), out)
+    before = out.read_bytes()
+    assert run(config(rounds=1), out) == digest
+    assert out.read_bytes() == before
+
+
+def test_several_processes_give_the_same_models(tmp_path: Path) -> None:
+    one = run(config(rounds=2), tmp_path / "one.jsonl")
+    assert run(config(rounds=2), tmp_path / "two.jsonl", processes=2) == one
+    assert timeless(tmp_path / "one.jsonl") == timeless(tmp_path / "two.jsonl")
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    digests = {run(config(rounds=1, seed=seed), tmp_path / f"{seed}.jsonl") for seed in (0, 1)}
+    assert len(digests) == 2
+
+
+def test_scored_when_due_and_at_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    run(config(evaluate_every=2), out)
+    assert [line["accuracy"] is not None for line in Results(out).lines()[1:-1]] == [False, True, True]
+
+
+def test_another_configuration_in_the_same_file_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    run(config(rounds=1), out)
+    before = out.read_bytes()
+    with pytest.raises(InvalidConfiguration, match=r"r\.jsonl holds the results of another configuration"):
+        run(config(rounds=1, seed=1), out)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partition": None, "min_clients": 4}, "partition: a simulation has to be told"),
+        ({"min_clients": 5}, "4 clients, min_clients 5"),
+        ({"autostart": False}, "the run does not start"),
+    ],
+)
+def test_a_configuration_that_cannot_be_simulated(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidConfiguration, match=message):
+        run(config(**changes), tmp_path / "r.jsonl")
+
+
+def test_going_on_after_kill_9(tmp_path: Path) -> None:
+    """Killed between two rounds or within one, wherever it happens to be after the second."""
+    given = config(rounds=8, local={"steps": 40, "batch_size": 16, "learning_rate": 0.05})
+    (tmp_path / "config.json").write_text(given.model_dump_json())
+    out = tmp_path / "killed.jsonl"
+    killed_after_a_round(tmp_path / "config.json", out, 2)
+    assert 2 <= sum(line["kind"] == "round" for line in Results(out).lines()) < 8
+    assert Results(out).lines()[-1]["kind"] == "round"
+    with out.open("a") as file:
+        file.write('{"kind": "round", "rou')  # a line that the crash cut short
+    digest = run(given, out)
+    assert digest == run(given, tmp_path / "whole.jsonl")
+    assert timeless(out) == timeless(tmp_path / "whole.jsonl")
+    assert json.loads(out.read_text().splitlines()[-1])["model"] == digest
+
+
+def killed_after_a_round(config: Path, out: Path, round: int) -> None:
+    """``feddisco simulate`` as a process, killed as soon as the file has that round."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "feddisco", "simulate", str(config), "--out", str(out)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with process:
+        end = time.monotonic() + 120
+        while not (out.exists() and f'"round": {round},' in out.read_text()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
