@@ -67,9 +67,17 @@ class Rounds:
 
     # ------------------------------------------------------------ on any thread
 
-    def commit(self, run: str, event: Event, *, actor: str, facts: Facts | None = None) -> Decision:
+    def commit(
+        self,
+        run: str,
+        event: Event,
+        *,
+        actor: str,
+        facts: Facts | None = None,
+        now: dt.datetime | None = None,
+    ) -> Decision:
         """One transition as one transaction; its effects follow on the event loop, whoever called."""
-        decision = self._store.apply(run, event, actor=actor, now=self._clock(), facts=facts)
+        decision = self._store.apply(run, event, actor=actor, now=now or self._clock(), facts=facts)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.carry_out, run, decision)
         return decision

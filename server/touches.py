@@ -16,6 +16,8 @@ from shared.problems import ServiceFault
 __all__ = ["Touches"]
 
 FLUSH_SECONDS = 5.0
+LOOK_EVERY = dt.timedelta(seconds=5)
+_LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
 log = logging.getLogger("feddisco")
 
 
@@ -26,9 +28,20 @@ class Touches:
         self._engine = engine
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
+        self._looked: dict[str, dt.datetime] = {}
 
-    def note(self, client: str) -> None:
-        self._seen[client] = self._clock()
+    def note(self, client: str) -> bool:
+        """The client is here. Whether to look if it counts as away in some run: at most every few seconds."""
+        now = self._clock()
+        self._seen[client] = now
+        if now - self._looked.get(client, _LONG_AGO) < LOOK_EVERY:
+            return False
+        self._looked[client] = now
+        return True
+
+    def forget(self, client: str) -> None:
+        """Look again at its next poll: it was told that it is too late."""
+        self._looked.pop(client, None)
 
     def flush(self) -> None:
         seen, self._seen = self._seen, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ router = APIRouter(tags=["blobs"])
 
 MEDIA_TYPE = "application/vnd.safetensors"
 PIECE_BYTES = 2**20
+PARTIAL = 206
 _BINARY = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", **_BINARY},
@@ -39,28 +41,26 @@ async def download(sha256: DigestInPath, request: Request, here: Here, client: C
         "Accept-Ranges": "bytes",
     }
     file, size = await here.threads.run(_open, here, sha256, client)
-    if _has_it(request, sha256):
-        file.close()
-        return Response(status_code=304, headers=headers)
-    try:
+    with contextlib.ExitStack() as unless_streamed:
+        unless_streamed.callback(file.close)
+        if _has_it(request, sha256):
+            return Response(status_code=304, headers=headers)
         start, stop, status = wanted_range(request, size, sha256)
-    except BaseException:
-        file.close()
-        raise
-    headers["Content-Length"] = str(stop - start)
-    if status == 206:
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    else:
-        headers["Content-Digest"] = format_content_digest(sha256)
-    if request.method == "HEAD":
-        file.close()
-        return Response(status_code=status, headers=headers, media_type=MEDIA_TYPE)
-    here.telemetry.sent.inc(stop - start)
-    if stop - start <= PIECE_BYTES:
-        return Response(
-            await here.threads.run(_read_and_close, file, start, stop), status, headers, MEDIA_TYPE
-        )
+        headers |= _about(sha256, start, stop, size, status)
+        if request.method == "HEAD":
+            return Response(None, status, headers, MEDIA_TYPE)
+        here.telemetry.sent.inc(stop - start)
+        if stop - start <= PIECE_BYTES:  # most likely in memory already, so not worth another thread
+            return Response(os.pread(file.fileno(), stop - start, start), status, headers, MEDIA_TYPE)
+        unless_streamed.pop_all()
     return StreamingResponse(_pieces(here, file, start, stop), status, headers, MEDIA_TYPE)
+
+
+def _about(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:
+    length = {"Content-Length": str(stop - start)}
+    if status == PARTIAL:
+        return {**length, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+    return {**length, "Content-Digest": format_content_digest(digest)}
 
 
 def _open(here: Coordinator, digest: str, client: str | None) -> tuple[BinaryIO, int]:
@@ -77,11 +77,6 @@ def _has_it(request: Request, digest: str) -> bool:
     wanted = request.headers.get("if-none-match", "")
     tags = {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
     return f'"{digest}"' in tags or "*" in tags
-
-
-def _read_and_close(file: BinaryIO, start: int, stop: int) -> bytes:
-    with file:
-        return os.pread(file.fileno(), stop - start, start)
 
 
 async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> AsyncIterator[bytes]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
-from server.api.documents import Number, RunId
+from server.api.documents import Number, RunId, as_json
 from server.coordinator import Admin, Coordinator, Here, Reader
 from server.initial import Initial, initial
 from server.lifecycle.events import Event, PauseRequested, ResumeRequested, StartRequested, StopRequested
@@ -61,10 +61,10 @@ async def runs(here: Here) -> list[RunSummary]:
     return list(await here.threads.run(here.store.runs))
 
 
-@router.get("/runs/{run}", dependencies=[Reader])
-async def show(run: RunId, here: Here) -> RunView:
+@router.get("/runs/{run}", dependencies=[Reader], response_model=RunView)
+async def show(run: RunId, here: Here) -> Response:
     """One run with its configuration, enrolments and current round."""
-    return await _view(here, run)
+    return as_json(await _view(here, run))
 
 
 async def _control(here: Coordinator, run: str, event: Event, actor: str) -> RunView:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from server.api.documents import Number, RunId
+from server.api.documents import Number, RunId, as_json
 from server.blobs import Incoming
 from server.coordinator import Client, Coordinator, Here
 from server.database.facts import UpdateFacts
@@ -49,7 +49,7 @@ BODY: dict[str, Any] = {
 }
 
 
-@router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY)
+@router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY, response_model=Receipt)
 async def upload(
     run: RunId,
     n: Number,
@@ -57,19 +57,19 @@ async def upload(
     request: Request,
     here: Here,
     client: Client,
-) -> Receipt:
+) -> Response:
     """Upload the round's update. Safe to repeat: the same file again is answered with the same receipt."""
     async with _recorded(here, run, n, client):
         digest = announced_digest(request)
         event = UpdateReceived(client, n, report.attempt)
         if (receipt := await here.threads.run(_early_answer, here, run, event, digest)) is not None:
-            return receipt
+            return as_json(receipt)
         expected = await here.expected(run)
         incoming = await received(here, request, digest, expected.max_bytes)
         receipt = await here.threads.run(_accept, here, run, event, report, incoming, expected)
     here.telemetry.updates.inc()
     here.telemetry.received.inc(incoming.bytes)
-    return receipt
+    return as_json(receipt)
 
 
 @asynccontextmanager
@@ -82,6 +82,7 @@ async def _recorded(here: Coordinator, run: str, n: int, client: str) -> AsyncIt
             kind = "update_refused" if isinstance(problem, Conflict) else "update_invalid"
             detail = {"code": problem.code, "detail": problem.detail}
             await here.record(kind, run=run, actor=client, detail=detail, round=n, client=client)
+            here.touches.forget(client)
         raise
 
 
@@ -158,8 +159,19 @@ def _accept(
         loss=report.loss,
         seconds=report.seconds,
     )
-    here.rounds.commit(run, event, actor=event.client, facts=facts)
-    return here.store.receipt(run, event.round, event.client)
+    now = here.clock()
+    decision = here.rounds.commit(run, event, actor=event.client, facts=facts, now=now)
+    if not decision.effects:  # the same update had come at the same time by another connection
+        return here.store.receipt(run, event.round, event.client)
+    return Receipt(
+        run=run,
+        round=event.round,
+        attempt=event.attempt,
+        client=event.client,
+        digest=incoming.digest,
+        bytes=incoming.bytes,
+        received_at=now,
+    )
 
 
 @router.get("/runs/{run}/rounds/{n}/receipt")

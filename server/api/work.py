@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from server.api.documents import as_json
 from server.coordinator import Client, Coordinator, Here
 from server.lifecycle.events import AssignmentTaken, ClientSeen
 from server.wake import Waiter
@@ -35,13 +36,13 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
     """The next assignment; waits for one up to ``wait`` seconds and answers 204 if none came."""
     end = time.monotonic() + wait
-    here.touches.note(client)
-    await here.threads.run(_seen, here, client)
+    if here.touches.note(client):
+        await here.threads.run(_back, here, client)
     with here.hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
         while True:
             assignment, waiting = await here.threads.run(_next, here, client)
             if assignment is not None:
-                return assignment
+                return as_json(assignment)
             left = end - time.monotonic()
             if left <= 0 or not await _woken(here, waiter, left):
                 sentence = CLOSING if here.hub.closed else waiting
@@ -57,7 +58,7 @@ async def _woken(here: Coordinator, waiter: Waiter, seconds: float) -> bool:
     return await waiter.wait(min(seconds, pause)) or (pause < seconds and not here.hub.closed)
 
 
-def _seen(here: Coordinator, client: str) -> None:
+def _back(here: Coordinator, client: str) -> None:
     """A client that had missed a deadline is back."""
     for run in here.store.away_in(client):
         with contextlib.suppress(Conflict):  # another poll of it was faster, or the run has ended
