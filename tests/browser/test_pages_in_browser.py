@@ -226,7 +226,7 @@ def test_a_page_with_an_old_style_reloads_at_the_next_change(served: Served, chr
             "window.shown = 'before'; document.head.querySelector('link[rel=stylesheet]').href += '0'"
         )
         served.post("/runs/live-pause/pause", {"reason": "upgrade"})
-        page.wait_for_function("window.shown === undefined")
+        page.wait_for_function("() => window.shown === undefined")
         page.get_by_text("Live", exact=True).wait_for()
         page.evaluate("window.shown = 'after'")
         served.post("/runs/live-pause/resume", {})
