@@ -72,6 +72,7 @@ class EnrolmentStatus(StrEnum):
     READY = "ready"
     AWAY = "away"
     LEFT = "left"
+    FINISHED = "finished"
     DECLINED = "declined"
 
 

@@ -81,7 +81,7 @@ _ENROLMENTS = (
         runs.c.initial_model,
     )
     .join(runs, runs.c.run == enrolments.c.run)
-    .where(enrolments.c.client == _CLIENT, enrolments.c.status.not_in(GONE))
+    .where(enrolments.c.client == _CLIENT, enrolments.c.status.not_in((*GONE, EnrolmentStatus.FINISHED)))
     .order_by(runs.c.created_at, runs.c.run)
 )
 _enrolled = (

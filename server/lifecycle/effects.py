@@ -10,6 +10,7 @@ __all__ = ["KINDS", "Aggregate", "Effect", "Kind", "Record", "Wake"]
 Kind = Literal[
     "client_enrolled",
     "client_declined",
+    "client_finished",
     "client_left",
     "client_away",  # missed a deadline: not drawn until it is seen again
     "client_returned",

@@ -138,7 +138,11 @@ def client_left(draft: Draft, event: ClientLeft) -> None:
     enrolment = draft.run.enrolment(event.client)
     if enrolment is None:
         raise illegal(draft.run, event, f"{event.client!r} is not enrolled in run {draft.run.id!r}")
-    if enrolment.status in _GONE:
+    if enrolment.status in (*_GONE, EnrolmentStatus.FINISHED):
+        return
+    if draft.run.status.terminal:
+        draft.move_enrolment(enrolment, EnrolmentStatus.FINISHED)
+        draft.record("client_finished", event.client)
         return
     draft.move_enrolment(enrolment, EnrolmentStatus.LEFT, event.reason)
     draft.record("client_left", event.client, reason=event.reason)

@@ -63,7 +63,7 @@ _ALWAYS: Final = frozenset(RunStatus)
 ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ClientEnrolled: _OPEN,
     ClientDeclined: _OPEN,
-    ClientLeft: _ALWAYS,
+    ClientLeft: _ALWAYS,  # after the end: how a client confirms that it saw it
     ClientSeen: _ALWAYS,
     DiscrepancyReceived: _OPEN,
     StartRequested: frozenset({RunStatus.ENROLLING}),
@@ -137,6 +137,9 @@ ENROLMENT_MOVES: Final[Moves[EnrolmentStatus]] = {
     (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.LEFT): (ClientLeft,),
     (EnrolmentStatus.READY, EnrolmentStatus.LEFT): (ClientLeft,),
     (EnrolmentStatus.AWAY, EnrolmentStatus.LEFT): (ClientLeft,),
+    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.FINISHED): (ClientLeft,),
+    (EnrolmentStatus.READY, EnrolmentStatus.FINISHED): (ClientLeft,),
+    (EnrolmentStatus.AWAY, EnrolmentStatus.FINISHED): (ClientLeft,),
     (EnrolmentStatus.LEFT, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
     (EnrolmentStatus.LEFT, EnrolmentStatus.READY): (ClientEnrolled,),
     (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED): (ClientDeclined,),

@@ -186,7 +186,7 @@ def test_leaving_a_run_one_is_not_in() -> None:
 def test_after_the_end_leaving_confirms_it_and_nothing_else_is_taken(end: Any) -> None:
     run = end(collecting("ab", rounds=1))
     decision = play(run, ClientLeft("a", "run finished"))
-    assert enrolment(decision.run, "a").status == EnrolmentStatus.LEFT
+    assert enrolment(decision.run, "a").status == EnrolmentStatus.FINISHED
     assert (decision.run.status, decision.run.round) == (run.status, run.round)
     assert decide(run, ClientSeen("a"), NOW) == Decision(run, ())
     for event in (

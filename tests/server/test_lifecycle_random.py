@@ -281,7 +281,7 @@ def is_open(current: Round | None) -> bool:
 
 
 def is_present(enrolment: Enrolment, role: Role) -> bool:
-    return enrolment.role is role and enrolment.status not in ("left", "declined")
+    return enrolment.role is role and enrolment.status not in ("left", "finished", "declined")
 
 
 def waited_for(current: Round) -> list[str]:
