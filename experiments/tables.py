@@ -98,7 +98,7 @@ class Table(Frozen):
 
     name: Name
     title: str
-    source: str = Field(description="where it is in the paper")
+    source: str | None = Field(description="where it is in the paper; None: it is not")
     kind: Literal["runs", "theory", "exploration-1", "exploration-2"] = "runs"
     claim: str = Field("", description="what the paper says, in one sentence")
     note: str = Field("", description="what differs here, and why")

@@ -1,7 +1,7 @@
 """The paper's bound on FedAvg with arbitrary weights, and its minimisation by gradient steps (reference 6).
 
 The appendix's form is used (``W_D`` with the factor K: the proof needs it, the main text lacks it).
-The published table cannot come from these definitions as it is labelled: see :data:`FINDING`.
+The published table cannot come from these definitions as it is labelled: ``tables/theory.yaml`` says why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXAMPLE", "FINDING", "PUBLISHED", "Bound", "Trace", "descend", "dinkelbach"]
+__all__ = ["EXAMPLE", "PUBLISHED", "Bound", "Trace", "descend", "dinkelbach"]
 
 Vector = NDArray[np.float64]
 
@@ -22,20 +22,10 @@ PUBLISHED = {
     "original": (0.0524, 0.0513, 0.0507, 0.0504, 0.0502),
 }
 
-FINDING = """\
-**The printed rows cannot be as they are labelled.** With S the sum of the five terms and D = 1 - 3A - W_D (1 - A), the
-original bound is O = S / D and the reformulated one R = S - lambda D. Since D is at most 1 and S and lambda are not
-negative, R <= S <= O always; the published table has R above O in all five columns. Most likely its two rows are
-swapped. Its constants are not published, so its numbers cannot be recomputed, only its shape.
-
-**The claim needs lambda near O.** A step that lowers R = S - lambda D surely lowers O = S / D if lambda is O at the
-start (Dinkelbach). With a lambda that is too small the original bound falls at first and then rises above its start,
-while the reformulated one goes on falling: the second table shows one."""
-
 
 @dataclass(frozen=True)
 class Bound:
-    """The bound's constants. ``n`` are the size shares and ``d`` the discrepancies of the K clients, shape (K,).
+    """The bound's constants. ``n``: size shares, ``d``: discrepancies of the K clients, each of shape (K,).
 
     ``smoothness`` L, ``rate`` eta, ``steps`` tau, ``rounds`` T, ``gap`` F_0 - F_inf, ``dissimilarity`` B,
     ``noise`` sigma squared.

@@ -175,6 +175,7 @@ def simulate_run(
     config: Annotated[str, typer.Argument(help="The same file that `feddisco run create` takes, or `demo`.")],
     out: Annotated[Path, typer.Option(help="Result file: JSON lines, gone on with if it is there.")],
     data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
@@ -187,7 +188,38 @@ def simulate_run(
     from simulation.run import simulate
 
     torch.set_num_threads(threads)
-    simulate(given, source=data, out=out, processes=processes, say=typer.echo)
+    simulate(given, source=data, out=out, cache=cache, processes=processes, say=typer.echo)
+
+
+@app.command("reproduce")
+def reproduce_table(
+    table: Annotated[str, typer.Argument(help="A table of experiments/tables, or `all`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The first rounds of one seed of a few cells.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N-1 instead of the table's.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Stop each run after so many rounds; a later call goes on.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
+    processes: Annotated[int, typer.Option(min=1, help="Runs side by side, one core each.")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(envvar="FEDDISCO_DATA", help="Folder with the data sets [../shared/data].")
+    ] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of results [experiments/results].")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="Folder that gets results.md and results/ [docs].")
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing, write the pages.")] = False,
+) -> None:
+    """Run what is missing of a table of the paper, then write it beside the published figures."""
+    flags: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    import torch
+
+    from experiments.reproduce import Request, reproduce
+
+    torch.set_num_threads(1)
+    raise typer.Exit(0 if reproduce(Request(**flags), say=typer.echo) else 1)
 
 
 # ---------------------------------------------------------------- runs

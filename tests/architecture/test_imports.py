@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "server": ("server", "shared"),
     "worker": ("worker", "shared"),
     "simulation": ("simulation", "shared", "server.lifecycle"),
-    "feddisco": ("feddisco", "simulation", "server", "worker", "shared"),
+    "feddisco": ("feddisco", "simulation", "server", "worker", "shared", "experiments"),
     "alembic": ("server", "shared"),
 }
 NOT_IN_SHARED = ("fastapi", "starlette", "sqlalchemy", "alembic", "httpx", "uvicorn", "jinja2", "time")

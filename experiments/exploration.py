@@ -1,0 +1,227 @@
+"""The paper's two explorations: a better weight for two clients, and what a local model's accuracy goes with.
+
+Each client of a setting trains alone from the same initial model, as in the first round of a run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from experiments.figures import save
+from experiments.plan import Cell, configuration
+from experiments.report import heading, table_rows
+from experiments.tables import Table
+from shared import wire
+from shared.config import RunConfig
+from shared.discrepancy import discrepancy
+from shared.evaluation import evaluate
+from shared.tensors import load_into, state_of
+from simulation.jobs import Job, Workshop
+from simulation.run import Results
+
+__all__ = ["Trial", "exploration_page", "explore", "pair_of_like_size", "trials"]
+
+RATIOS = tuple(round(0.1 * step, 1) for step in range(11))
+LIKE = 0.1
+"""Two clients are of like size if they differ by a tenth of the larger at most."""
+
+Say = Callable[[str], None]
+Kind = Literal["exploration-1", "exploration-2"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One seed of an exploration: its configuration and its result file."""
+
+    kind: Kind
+    config: RunConfig
+    out: Path
+
+
+def trials(table: Table, results: Path, *, seeds: int) -> list[Trial]:
+    """An exploration's trials, one a seed."""
+    assert table.kind in ("exploration-1", "exploration-2")
+    setting = table.settings[0]
+    return [
+        Trial(
+            table.kind,
+            configuration(Cell(setting, "fedavg", "sizes"), seed),
+            results / table.kind / f"{setting}-s{seed}.jsonl",
+        )
+        for seed in range(seeds)
+    ]
+
+
+def explore(trial: Trial, source: Path | None, say: Say = print) -> None:
+    """Carry out a trial and write its JSON lines, whole."""
+    workshop = Workshop(trial.config, source)
+    with tempfile.TemporaryDirectory() as folder:
+        apprentice = _Alone(workshop, Path(folder), say)
+        lines = _blends(apprentice) if trial.kind == "exploration-1" else _correlations(apprentice)
+    trial.out.parent.mkdir(parents=True, exist_ok=True)
+    header = {"kind": "run", "config": trial.config.model_dump(mode="json")}
+    Results(trial.out).rewrite([header, *lines])
+
+
+def pair_of_like_size(sizes: list[int], discrepancies: list[float]) -> tuple[int, int]:
+    """Two clients of like size (or the closest) whose discrepancies differ most; the less biased last.
+
+    >>> pair_of_like_size([100, 95, 60], [0.2, 0.9, 0.5])
+    (1, 0)
+    """
+    pairs = list(combinations(range(len(sizes)), 2))
+
+    def unlike(pair: tuple[int, int]) -> float:
+        first, second = sizes[pair[0]], sizes[pair[1]]
+        return abs(first - second) / max(first, second)
+
+    alike = [pair for pair in pairs if unlike(pair) <= LIKE] or [min(pairs, key=unlike)]
+    first, second = max(alike, key=lambda pair: abs(discrepancies[pair[0]] - discrepancies[pair[1]]))
+    return (first, second) if discrepancies[first] >= discrepancies[second] else (second, first)
+
+
+# ---------------------------------------------------------------- the two explorations
+
+
+class _Alone:
+    """Clients that train alone from the initial model, and the score of any model."""
+
+    def __init__(self, workshop: Workshop, folder: Path, say: Say) -> None:
+        self.workshop = workshop
+        self._folder, self._say = folder, say
+        wire.write(folder / "model", {wire.MODEL: state_of(workshop.model)})
+        self._test = workshop.test_examples()
+
+    def sizes(self) -> list[int]:
+        return [len(self.workshop.examples(index)) for index in range(self.workshop.clients)]
+
+    def discrepancies(self) -> list[float]:
+        """L2 distance to uniform, as in the paper's exploration."""
+        workshop = self.workshop
+        return [discrepancy(workshop.counts(index), "uniform", "l2") for index in range(workshop.clients)]
+
+    def model(self, index: int) -> Mapping[str, Tensor]:
+        folder, names = self._folder, [spec.name for spec in self.workshop.manifest]
+        update = folder / f"update-{index}"
+        job = Job(1, index, 1.0, folder / "model", None, None, update, folder / f"kept-{index}")
+        self.workshop.work(job)
+        self._say(f"client {index} has trained")
+        return wire.read_group(update, wire.MODEL, names)
+
+    def accuracy(self, tensors: Mapping[str, Tensor]) -> float:
+        workshop = self.workshop
+        load_into(workshop.model, tensors)
+        metrics = evaluate(
+            task=workshop.task, model=workshop.model, examples=self._test, device=workshop.device
+        )
+        return float(metrics.accuracy or 0.0)
+
+
+def _blends(alone: _Alone) -> list[dict[str, Any]]:
+    """``w = (1 - r) A + r B`` for r from 0 to 1, B the less biased of two clients of like size."""
+    sizes, distances = alone.sizes(), alone.discrepancies()
+    first, second = pair_of_like_size(sizes, distances)
+    a, b = alone.model(first), alone.model(second)
+    chosen = {
+        "kind": "pair",
+        "clients": [first, second],
+        "sizes": [sizes[first], sizes[second]],
+        "discrepancies": [round(distances[first], 6), round(distances[second], 6)],
+    }
+    blends = [
+        {"kind": "blend", "r": r, "accuracy": alone.accuracy({n: (1 - r) * a[n] + r * b[n] for n in a})}
+        for r in RATIOS
+    ]
+    return [chosen, *blends]
+
+
+def _correlations(alone: _Alone) -> list[dict[str, Any]]:
+    """Each client's size, discrepancy and the accuracy of its local model."""
+    sizes, distances = alone.sizes(), alone.discrepancies()
+    return [
+        {
+            "kind": "client",
+            "client": index,
+            "size": sizes[index],
+            "discrepancy": round(distances[index], 6),
+            "accuracy": alone.accuracy(alone.model(index)),
+        }
+        for index in range(len(sizes))
+    ]
+
+
+# ---------------------------------------------------------------- pages
+
+
+def exploration_page(table: Table, results: Path, folder: Path) -> tuple[str, int]:
+    """The Markdown of the page (its figure is written into ``folder``), and how many trials there are."""
+    found = [Results(path).lines()[1:] for path in sorted((results / table.kind).glob("*.jsonl"))]
+    lines = [
+        *heading(table),
+        f"{len(found)} of {table.seeds} trials were run." if found else "Not yet run.",
+        "",
+    ]
+    if found and table.kind == "exploration-1":
+        lines += _blend_rows(found)
+        save(folder, table.name, "Accuracy of (1 - r) A + r B", lambda axes: _paint_blends(axes, found))
+    elif found:
+        lines += _correlation_rows(found)
+        save(folder, table.name, "Local models", lambda axes: _paint_clients(axes, found))
+    if found:
+        lines += ["", f"![{table.name}.svg]({table.name}.svg)"]
+    return "\n".join(lines).rstrip() + "\n", len(found)
+
+
+def _blend_rows(found: list[list[dict[str, Any]]]) -> list[str]:
+    rows = []
+    for trial, (pair, *blends) in enumerate(found):
+        top = max(blends, key=lambda blend: float(blend["accuracy"]))
+        scores = [f"{100 * blend['accuracy']:.2f}" for blend in blends]
+        rows.append([str(trial), f"{pair['sizes']}, {pair['discrepancies']}", *scores, f"{top['r']:g}"])
+    header = ["trial", "sizes and discrepancies of A, B", *(f"r = {r:g}" for r in RATIOS), "best r"]
+    return table_rows(header, rows)
+
+
+def _correlation_rows(found: list[list[dict[str, Any]]]) -> list[str]:
+    rows = []
+    for trial, clients in enumerate(found):
+        columns = {name: [float(c[name]) for c in clients] for name in ("size", "discrepancy", "accuracy")}
+        rows.append(
+            [
+                str(trial),
+                f"{len(clients)} clients",
+                *(
+                    f"{np.corrcoef(columns[n], columns['accuracy'])[0, 1]:+.2f}"
+                    for n in ("size", "discrepancy")
+                ),
+            ]
+        )
+    return table_rows(["trial", "", "correlation with size", "with discrepancy"], rows)
+
+
+def _paint_blends(axes: Any, found: list[list[dict[str, Any]]]) -> None:
+    for trial, (_, *blends) in enumerate(found):
+        axes.plot(
+            [b["r"] for b in blends], [100 * b["accuracy"] for b in blends], "o-", label=f"trial {trial}"
+        )
+    axes.set(xlabel="r, weight of the less biased client", ylabel="test accuracy, %")
+    axes.legend(fontsize=8)
+
+
+def _paint_clients(axes: Any, found: list[list[dict[str, Any]]]) -> None:
+    clients = [client for trial in found for client in trial]
+    points = axes.scatter(
+        [c["discrepancy"] for c in clients],
+        [100 * c["accuracy"] for c in clients],
+        c=[c["size"] for c in clients],
+    )
+    axes.set(xlabel="discrepancy (L2)", ylabel="accuracy of the local model, %")
+    axes.figure.colorbar(points, ax=axes, label="examples")

@@ -1,0 +1,183 @@
+"""The figures as SVG (text stays text) and PNG; the same results give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments import statistics
+from experiments.plan import Cell
+from experiments.tables import BASE, methods, settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from experiments.evidence import Evidence
+    from experiments.records import Curve, Round
+    from experiments.tables import Figure
+
+__all__ = ["draw", "save"]
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "feddisco",
+    "font.family": "DejaVu Sans",
+    "figure.figsize": (7.0, 4.2),
+    "figure.dpi": 110,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+LINES = {BASE: "--", "sizes": "--", "uniform": ":"}
+
+
+def draw(evidence: Evidence, folder: Path) -> list[str]:
+    """Write the table's figures, as far as there are results; names of the SVG files."""
+    names: list[str] = []
+    for figure in evidence.table.figures:
+        for setting in _panels(figure, evidence):
+            name = "-".join(filter(None, (evidence.table.name, figure.kind, setting)))
+            title = figure.title if setting is None else f"{figure.title}, {settings()[setting].title}"
+            save(folder, name, title, _painter(figure, evidence, setting))
+            names.append(f"{name}.svg")
+    return names
+
+
+def save(folder: Path, name: str, title: str, paint: Callable[[Axes], None]) -> None:
+    """Paint one plot and write it as ``name.svg`` and ``name.png``, without date or version inside."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE):
+        canvas = Canvas(layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.add_subplot()
+        axes.set_title(title, fontsize=10)
+        paint(axes)
+        canvas.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+        canvas.savefig(folder / f"{name}.png", metadata={"Software": None})
+
+
+def _panels(figure: Figure, evidence: Evidence) -> list[str | None]:
+    """The settings that get a plot of their own (levels: one plot over all); those with results only."""
+    ran = [
+        s for s in evidence.table.settings if any(c.setting == s and v for c, v in evidence.curves.items())
+    ]
+    if figure.kind == "levels":
+        return [None] if ran else []
+    if figure.kind == "heatmap":
+        return [setting for setting in ran if any(g.cell.setting == setting for g in evidence.gains())]
+    return list(ran)
+
+
+def _painter(figure: Figure, evidence: Evidence, setting: str | None) -> Callable[[Axes], None]:
+    if setting is None:
+        return lambda axes: _levels(axes, figure, evidence)
+    paint = {"curves": _accuracies, "variance": _variances, "heatmap": _heatmap, "categories": _categories}
+    return lambda axes: paint[figure.kind](axes, evidence, setting)
+
+
+# ---------------------------------------------------------------- kinds
+
+
+def _accuracies(axes: Axes, evidence: Evidence, setting: str) -> None:
+    _by_round(axes, evidence, setting, lambda line: 100 * (line.accuracy or 0.0))
+    axes.set_ylabel("test accuracy, %")
+    if evidence.table.target_accuracy:
+        axes.axhline(100 * evidence.table.target_accuracy, color="0.5", linewidth=0.8)
+
+
+def _variances(axes: Axes, evidence: Evidence, setting: str) -> None:
+    _by_round(axes, evidence, setting, lambda line: statistics.client_variance(line.per_client or (0.0,)))
+    axes.set_ylabel("variance over clients, points squared")
+
+
+def _by_round(axes: Axes, evidence: Evidence, setting: str, value: Callable[[Round], float]) -> None:
+    """The mean over seeds of each cell, as far as all of its seeds go."""
+    for cell, curves in _of(evidence, setting):
+        length = min(len(curve.rounds) for curve in curves)
+        mean = np.mean([[value(line) for line in curve.rounds[:length]] for curve in curves], axis=0)
+        color = f"C{evidence.table.methods.index(cell.method)}"
+        style = LINES.get(cell.weighting, "-")
+        axes.plot(
+            range(1, length + 1), mean, style, color=color, linewidth=1.1, label=_label(cell, len(curves))
+        )
+    axes.set_xlabel("round")
+    axes.legend(fontsize=6, ncol=2)
+
+
+def _levels(axes: Axes, figure: Figure, evidence: Evidence) -> None:
+    for method in evidence.table.methods:
+        for weighting in evidence.table.weightings_of(method):
+            points = [
+                (level, statistics.mean_and_deviation(list(values.values())))
+                for level, setting in zip(figure.levels, evidence.table.settings, strict=True)
+                if (values := evidence.values(Cell(setting, method, weighting)))
+            ]
+            axes.errorbar(
+                [level for level, _ in points],
+                [spread.mean for _, spread in points],
+                [spread.deviation or 0.0 for _, spread in points],
+                linestyle=LINES.get(weighting, "-"),
+                marker="o",
+                capsize=3,
+                label=f"{methods()[method].title}, {weighting}",
+            )
+    axes.set_xlabel(figure.label)
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(fontsize=7)
+
+
+def _heatmap(axes: Axes, evidence: Evidence, setting: str) -> None:
+    """The gain of the first method that has one, in points."""
+    grid = evidence.table.grid
+    assert grid is not None
+    method = next(g.cell.method for g in evidence.gains() if g.cell.setting == setting)
+    found = [[evidence.gain(Cell(setting, method, f"a{a:g}-b{b:g}")) for b in grid.b] for a in grid.a]
+    gains = np.array([[np.nan if gain is None else gain.spread.mean for gain in row] for row in found])
+    limit = float(np.nanmax(np.abs(gains))) or 1.0
+    picture = axes.imshow(gains, cmap="RdBu", vmin=-limit, vmax=limit, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(grid.b)), [f"{b:g}" for b in grid.b])
+    axes.set_yticks(range(len(grid.a)), [f"{a:g}" for a in grid.a])
+    axes.set(xlabel="b", ylabel=f"a ({methods()[method].title})")
+    axes.grid(visible=False)
+    for (row, column), gain in np.ndenumerate(gains):
+        axes.text(column, row, "" if np.isnan(gain) else f"{gain:+.1f}", ha="center", va="center", fontsize=7)
+    axes.figure.colorbar(picture, ax=axes, label="gain, points")
+
+
+def _categories(axes: Axes, evidence: Evidence, setting: str) -> None:
+    """Accuracy of each category, mean of the last ten rounds and of the seeds, side by side."""
+    found = _of(evidence, setting)
+    width = 0.8 / len(found)
+    for at, (cell, curves) in enumerate(found):
+        heights = 100 * np.mean([_last_per_category(curve) for curve in curves], axis=0)
+        places = np.arange(len(heights)) + (at - (len(found) - 1) / 2) * width
+        axes.bar(places, heights, width, label=_label(cell, len(curves)))
+    names = found[0][1][0].categories
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(fontsize=7)
+
+
+def _last_per_category(curve: Curve) -> Sequence[float]:
+    rounds = [line.per_category for line in curve.rounds[-statistics.LAST :]]
+    return [float(value) for value in np.mean(rounds, axis=0)]
+
+
+def _of(evidence: Evidence, setting: str) -> list[tuple[Cell, list[Curve]]]:
+    return [
+        (cell, list(curves.values()))
+        for cell, curves in evidence.curves.items()
+        if cell.setting == setting and curves
+    ]
+
+
+def _label(cell: Cell, seeds: int) -> str:
+    return f"{methods()[cell.method].title}, {cell.resolved} ({seeds} seed{'' if seeds == 1 else 's'})"

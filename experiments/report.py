@@ -1,0 +1,232 @@
+"""A table as Markdown: ours beside what was published, and how much of it was run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from experiments import statistics
+from experiments.evidence import Evidence, Gain, measured
+from experiments.plan import Cell
+from experiments.records import Curve
+from experiments.statistics import Spread
+from experiments.tables import BASE, Published, Table, methods, settings
+
+__all__ = ["overview", "progress", "table_page", "table_rows"]
+
+INTRODUCTION = Path(__file__).with_name("overview.md")
+
+WORDS = {"last_ten": "mean of the last ten rounds, %", "best": "best round, %", "last": "last round, %"}
+WORDS |= {
+    "loss": "test loss, mean of the last ten rounds",
+    "client_variance": "variance of the clients' accuracies, last round",
+    "tail": "accuracy of the three rarest classes, mean of the last ten rounds, %",
+}
+
+
+def table_page(evidence: Evidence, pictures: Sequence[str]) -> str:
+    """The whole page of a table; ``pictures`` are the names of its SVG files."""
+    table = evidence.table
+    parts = [*heading(table), f"{_capital(evidence.state())}: {progress(evidence)}", ""]
+    parts += [f"Measured: {WORDS[table.measure]}. {_spread_words(table)}", ""]
+    for setting in table.settings:
+        parts += [f"## {settings()[setting].title}", "", *_setting(evidence, setting), ""]
+    parts += [f"![{name}]({name})\n" for name in pictures]
+    parts += _made_with(evidence)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def heading(table: Table) -> list[str]:
+    """Title, where it is in the paper, the paper's claim and what differs here."""
+    where = f"In the paper: {table.source}." if table.source else "Not in the paper."
+    lines = [f"# {table.title}", "", where]
+    if table.claim:
+        lines += ["", f"The paper: {table.claim}"]
+    if table.note:
+        lines += ["", table.note.strip()]
+    return [*lines, ""]
+
+
+def progress(evidence: Evidence) -> str:
+    """How much was run, and in how many pairs Disco is ahead, in a sentence or two."""
+    there, asked = evidence.rounds()
+    if not there:
+        return "no round of it."
+    signs = evidence.signs()
+    ran = f"{there} of {asked} rounds were run"
+    return f"{ran}; Disco is ahead in {sum(signs)} of {len(signs)} pairs." if signs else f"{ran}."
+
+
+def table_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Markdown lines of a table; all columns but the first two are numbers.
+
+    >>> table_rows(["a", "b", "c"], [["x", "y", "1"]])
+    ['| a | b | c |', '| --- | --- | ---: |', '| x | y | 1 |']
+    """
+    rule = ["---" if at < 2 else "---:" for at in range(len(header))]
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
+
+
+# ---------------------------------------------------------------- one setting
+
+
+def _setting(evidence: Evidence, setting: str) -> list[str]:
+    grid = evidence.table.grid
+    rows = [cell for cell in evidence.curves if cell.setting == setting]
+    if grid is None:
+        header, lines = _header(evidence.table), [_row(evidence, cell) for cell in rows]
+        return [*table_rows(header, lines), "", *_gains(evidence, setting)]
+    parts: list[str] = []
+    for method in evidence.table.methods:
+        parts += [
+            f"{methods()[method].title}: gain in points over no Disco.",
+            "",
+            *_grid(evidence, setting, method),
+            "",
+        ]
+    return parts
+
+
+def _header(table: Table) -> list[str]:
+    header = ["method", "weighting", "published", "ours", "difference"]
+    if table.higher_is_better:
+        header += ["last", "best", "last ten: deviation"]
+    if table.target_accuracy:
+        header += [f"rounds to {100 * table.target_accuracy:g} % (published)"]
+    return [*header, "seeds", "rounds"]
+
+
+def _row(evidence: Evidence, cell: Cell) -> list[str]:
+    table = evidence.table
+    curves, values = evidence.curves[cell], list(evidence.values(cell).values())
+    published = table.published.get(cell.setting, {}).get(cell.method, {}).get(cell.weighting)
+    row = [methods()[cell.method].title, _weighting(cell), _published(published)]
+    asked = table.rounds or next((c.config.rounds for c in curves.values()), 0)
+    if not values:
+        gaps = len(_header(table)) - len(row) - 3
+        return [*row, "not yet run", *[""] * gaps, f"0 of {table.seeds}", ""]
+    ours = statistics.mean_and_deviation(values)
+    row += [_spread(ours, _deviation(table, ours, curves.values()))]
+    row += [f"{ours.mean - published.value:+.2f}" if published else ""]
+    if table.higher_is_better:
+        row += [_mean(measured("last", curve) for curve in curves.values())]
+        row += [_mean(measured("best", curve) for curve in curves.values())]
+        row += [_mean(_within(curve) for curve in curves.values())]
+    if table.target_accuracy:
+        row += [_rounds_to(table.target_accuracy, list(curves.values()), published)]
+    return [*row, f"{len(curves)} of {table.seeds}", _rounds([len(c.rounds) for c in curves.values()], asked)]
+
+
+def _deviation(table: Table, ours: Spread, curves: Iterable[Curve]) -> float | None:
+    if table.spread == "seeds":
+        return ours.deviation
+    return statistics.mean_and_deviation([_within(curve) for curve in curves]).mean
+
+
+def _within(curve: Curve) -> float:
+    """Deviation over the last ten rounds in points; 0 for a single round."""
+    accuracies = [100 * line.accuracy for line in curve.rounds if line.accuracy is not None]
+    return (statistics.last_ten(accuracies).deviation or 0.0) if accuracies else math.nan
+
+
+def _rounds_to(target: float, curves: Sequence[Curve], published: Published | None) -> str:
+    reached = [
+        statistics.rounds_to([line.accuracy or 0 for line in curve.rounds], target) for curve in curves
+    ]
+    numbers = sorted(number for number in reached if number is not None)
+    ours = ", ".join(map(str, numbers)) if numbers else "not reached"
+    if numbers and len(numbers) < len(reached):
+        ours += f", not reached {len(reached) - len(numbers)} x"
+    return f"{ours} ({published.rounds})" if published and published.rounds else ours
+
+
+# ---------------------------------------------------------------- gains
+
+
+def _gains(evidence: Evidence, setting: str) -> list[str]:
+    found = [gain for gain in evidence.gains() if gain.cell.setting == setting]
+    if not found:
+        return []
+    header = ["method", "weighting", "published gain", "our gain", "pairs", "rounds compared"]
+    return [
+        "Gain over the first weighting, pairs of the same seed over the rounds that both have:",
+        "",
+        *table_rows(header, [_gain_row(gain) for gain in found]),
+    ]
+
+
+def _gain_row(gain: Gain) -> list[str]:
+    name = methods()[gain.cell.method].title
+    published = "" if gain.published is None else f"{gain.published:+.2f}"
+    ours = f"{gain.spread.mean:+.2f}"
+    if gain.spread.deviation is not None:
+        ours += f" ± {gain.spread.deviation:.2f}"
+    low, high = gain.rounds
+    compared = str(low) if low == high else f"{low} to {high}"
+    return [name, _weighting(gain.cell), published, ours, str(gain.spread.count), compared]
+
+
+def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
+    grid = evidence.table.grid
+    assert grid is not None
+    rows = []
+    for a in grid.a:
+        gains = [evidence.gain(Cell(setting, method, f"a{a:g}-b{b:g}")) for b in grid.b]
+        rows.append([f"a = {a:g}", *(f"{g.spread.mean:+.2f}" if g else "not yet run" for g in gains)])
+    return table_rows(["", *(f"b = {b:g}" for b in grid.b)], rows)
+
+
+# ---------------------------------------------------------------- words and numbers
+
+
+def _weighting(cell: Cell) -> str:
+    return f"{cell.resolved} (base)" if cell.weighting == BASE else cell.weighting
+
+
+def _published(figure: Published | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure.value:.2f}" + (f" ± {figure.std:.2f}" if figure.std is not None else "")
+
+
+def _spread(spread: Spread, deviation: float | None) -> str:
+    return f"{spread.mean:.2f}" + (f" ± {deviation:.2f}" if deviation is not None else "")
+
+
+def _mean(values: Iterable[float]) -> str:
+    return f"{statistics.mean_and_deviation(list(values)).mean:.2f}"
+
+
+def _rounds(there: Sequence[int], asked: int) -> str:
+    low, high = min(there), max(there)
+    if low >= asked:
+        return str(asked)
+    return f"{low} of {asked}" if low == high else f"{low} to {high} of {asked}"
+
+
+def _spread_words(table: Table) -> str:
+    over = "the last ten rounds (mean over seeds)" if table.spread == "rounds" else "seeds"
+    return f"After ± stands the standard deviation over {over}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _made_with(evidence: Evidence) -> list[str]:
+    versions = sorted(
+        {f"PyTorch {c.versions['torch']}" for found in evidence.curves.values() for c in found.values()}
+    )
+    return [f"Made with {', '.join(versions)}."] if versions else []
+
+
+# ---------------------------------------------------------------- all tables
+
+
+def overview(rows: Sequence[tuple[Table, str, str]]) -> str:
+    """``docs/results.md``: every table with its state and why (table, state, sentence)."""
+    lines = [[f"[{table.title}](results/{table.name}.md)", state, why] for table, state, why in rows]
+    return "\n".join(
+        [INTRODUCTION.read_text(encoding="utf-8"), *table_rows(["table", "state", "how much"], lines), ""]
+    )

@@ -1,0 +1,197 @@
+"""``feddisco reproduce``: run what is missing of a table, then write its page and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from experiments import exploration
+from experiments.evidence import gather
+from experiments.figures import draw
+from experiments.plan import PlannedRun, expand, quickened
+from experiments.records import publish, rounds_in
+from experiments.report import overview, progress, table_page
+from experiments.tables import HERE, Table, available, load_table, settings
+from experiments.theory_page import theory_page
+from shared.config import Frozen
+from shared.problems import InvalidConfiguration
+from simulation.sweep import Planned, claimed, sweep
+
+__all__ = ["RESULTS", "Request", "chosen", "reproduce"]
+
+RESULTS = HERE / "results"
+DOCS = HERE.parent / "docs"
+WORK = ".work"
+"""Folder inside the results for what an unfinished run needs to go on; not committed."""
+
+Say = Callable[[str], None]
+
+
+class Request(Frozen):
+    """What to reproduce, how much of it, and where things are."""
+
+    table: str
+    quick: bool = False
+    seeds: int | None = None
+    rounds: int | None = None
+    only: str = "*"
+    processes: int = 1
+    data: Path | None = None
+    results: Path = RESULTS
+    docs: Path = DOCS
+    report_only: bool = False
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Runs to do, and the tasks whose data are not there with what was looked for."""
+
+    runs: tuple[Planned, ...]
+    without_data: dict[str, str]
+
+
+def reproduce(request: Request, say: Say = print) -> bool:
+    """Run what is missing, write the pages; whether every run that was begun came to its end.
+
+    Raises:
+        InvalidConfiguration: no such table, or results of another configuration are in the way.
+    """
+    well = True
+    tables = [load_table(name) for name in chosen(request.table)]
+    if not request.report_only:
+        for table in tables:
+            well &= _run(table, request, say)
+    for table in tables:
+        _publish(table, request.results)
+        say(f"wrote {write_page(table, request.results, request.docs)}")
+    write_overview(request.results, request.docs)
+    return well
+
+
+def chosen(name: str) -> tuple[str, ...]:
+    """The tables of that name: one, or all of them."""
+    return available() if name == "all" else (name,)
+
+
+# ---------------------------------------------------------------- running
+
+
+def _run(table: Table, request: Request, say: Say) -> bool:
+    if table.kind == "theory":
+        return True
+    if table.kind != "runs":
+        return _explore(table, request, say)
+    asked = quickened(table) if request.quick else table
+    plan = expand(asked, seeds=request.seeds, rounds=request.rounds, only=request.only)
+    missing = _missing(plan, request)
+    for task, why in missing.without_data.items():
+        say(f"{table.name}: no data for {task}: {why}")
+    say(f"{table.name}: {len(plan)} runs, {len(missing.runs)} to do")
+    ended = sweep(missing.runs, processes=request.processes, say=say)
+    return all(run.state != "failed" for run in ended) and not missing.without_data
+
+
+def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
+    runs, without = [], {}
+    for run in plan:
+        if rounds_in(request.results / run.file) >= run.rounds:
+            continue
+        try:
+            source = find_source(run.config.task, request.data)
+        except InvalidConfiguration as problem:
+            without[run.config.task] = str(problem)
+            continue
+        runs.append(Planned(run.config, request.results / WORK / run.file, source, run.rounds))
+    return _Missing(tuple(runs), without)
+
+
+def _explore(table: Table, request: Request, say: Say) -> bool:
+    seeds = 1 if request.quick else request.seeds or table.seeds
+    for trial in exploration.trials(table, request.results, seeds=seeds):
+        if trial.out.exists():
+            continue
+        try:
+            source = find_source(trial.config.task, request.data)
+        except InvalidConfiguration as problem:
+            say(f"{table.name}: {problem}")
+            return False
+        with claimed(request.results / WORK / table.kind / trial.out.name) as ours:
+            if ours:
+                exploration.explore(trial, source, say)
+    return True
+
+
+def find_source(task: str, data: Path | None) -> Path | None:
+    """The task's data in the data folder; None for a task that brings its own.
+
+    Raises:
+        InvalidConfiguration: not there; says what was looked for, and where.
+    """
+    known: dict[str, list[str]] = yaml.safe_load((HERE / "sources.yaml").read_text(encoding="utf-8"))
+    if task not in known:
+        return None
+    names = known[task]
+    folder = data or HERE.parent.parent / "shared" / "data"
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise InvalidConfiguration(
+        f"data: {folder} has none of {', '.join(names)}.", hint="Give --data FOLDER, or set FEDDISCO_DATA."
+    )
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _publish(table: Table, results: Path) -> None:
+    """The compact form of all that the table's runs have so far, finished or not."""
+    for setting in table.settings:
+        for source in sorted((results / WORK / setting).glob("*.jsonl")):
+            publish(source, results / setting / source.name)
+
+
+def write_page(table: Table, results: Path, docs: Path) -> Path:
+    """Write ``docs/results/TABLE.md`` and its figures from the committed results alone."""
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    if table.kind == "theory":
+        text = theory_page(table, folder)
+    elif table.kind == "runs":
+        evidence = gather(table, results)
+        text = table_page(evidence, draw(evidence, folder))
+    else:
+        text, _ = exploration.exploration_page(table, results, folder)
+    page = folder / f"{table.name}.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def write_overview(results: Path, docs: Path) -> None:
+    """Write ``docs/results.md``: every table with its state."""
+    rows = [(table, *_state(table, results)) for table in map(load_table, available())]
+    (docs / "results.md").write_text(overview(rows), encoding="utf-8")
+
+
+def _state(table: Table, results: Path) -> tuple[str, str]:
+    if table.kind == "theory":
+        return (
+            "partly",
+            "the bound falls as claimed for lambda near O; the printed rows cannot be as labelled",
+        )
+    if table.kind != "runs":
+        done = len(list((results / table.kind).glob("*.jsonl")))
+        state = "not yet run" if not done else "run" if done >= table.seeds else "partly"
+        return state, f"{done} of {table.seeds} trials"
+    evidence = gather(table, results)
+    return evidence.state(), progress(evidence) + _reason(table, results)
+
+
+def _reason(table: Table, results: Path) -> str:
+    """Why a table has settings without any result."""
+    empty = [name for name in table.settings if not any((results / name).glob("*.jsonl"))]
+    if not empty or len(empty) == len(table.settings):
+        return ""
+    return f" Not yet run: {', '.join(settings()[name].title for name in empty)}."
