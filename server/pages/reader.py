@@ -51,9 +51,9 @@ class Reader(Protocol):
 def stream_of(run: RunView, latest: int) -> str | None:
     """Where a page about the run hears of changes; None when nothing can change any more.
 
-    A run that has ended goes on changing until everybody has left it: its last model is still scored.
+    A run that has ended goes on changing until everybody has seen its end: its last model is still scored.
     """
-    gone = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+    gone = (EnrolmentStatus.FINISHED, EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
     if run.status.terminal and all(found.status in gone for found in run.enrolments):
         return None
     return f"/api/v1/runs/{run.run}/events?after={latest}"
