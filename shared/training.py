@@ -21,6 +21,7 @@ from shared.problems import InvalidConfiguration
 from shared.reproducible import reproducible
 from shared.schemas import TensorKind
 from shared.seeds import derive, torch_generator
+from shared.sgd import SGD
 from shared.tensors import load_into, manifest_of, trainable
 
 if TYPE_CHECKING:
@@ -196,15 +197,16 @@ class _Loop:
         self.task, self.algorithm, self.state, self.device = task, algorithm, state, device
         self.parameters = list(state.parameters.values())
         self.clip_norm = local.clip_norm
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            local.learning_rate,
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
-            fused=True,  # a third of the time of the plain one on the CPU
-        )
         self.dtype = None if precision == "float32" else getattr(torch, precision)
         self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda" and precision == "float16")
+        settings = (self.parameters, local.learning_rate, local.momentum)
+        self.optimizer = (
+            torch.optim.SGD(
+                *settings, weight_decay=local.weight_decay, fused=True
+            )  # the scaler takes no other
+            if self.scaler.is_enabled()
+            else SGD(*settings, weight_decay=local.weight_decay)
+        )
         self.look_every = 1 if device.type == "cpu" else LOSS_EVERY
         self.mean_loss: float | None = None
         self._sum = torch.zeros((), device=device)
@@ -215,7 +217,8 @@ class _Loop:
         objective = self._objective(self.task.prepare(batch.inputs, augmentation), batch.targets)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(self.scaler.scale(objective))
-        self.scaler.unscale_(self.optimizer)
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            self.scaler.unscale_(self.optimizer)
         self.algorithm.on_gradient(self.state)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
@@ -239,6 +242,9 @@ class _Loop:
 
     def _apply(self) -> bool:
         """The optimizer's step; False where float16 gradients overflowed and the scaler left it out."""
+        if isinstance(self.optimizer, SGD):
+            self.optimizer.step()
+            return True
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -1,0 +1,67 @@
+"""Stochastic gradient descent in place, with heavy-ball momentum and weight decay.
+
+The same arithmetic as ``torch.optim.SGD(fused=True)``, whose constructor imports PyTorch's compiler: 1.5
+CPU seconds in every worker process before its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SGD"]
+
+
+class SGD:
+    """``m <- momentum m + g + weight_decay w; w <- w - lr m``; the first ``m`` is the gradient itself.
+
+    New for every round, so momentum starts at zero. Parameters without a gradient are left alone.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        learning_rate: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self._velocity: dict[nn.Parameter, Tensor] = {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step along the gradients."""
+        groups: dict[tuple[torch.device, torch.dtype, bool], list[nn.Parameter]] = {}
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                first = parameter not in self._velocity  # a first gradient may come later than others
+                groups.setdefault((parameter.device, parameter.dtype, first), []).append(parameter)
+        for (_, _, first), chosen in groups.items():
+            self._fused(chosen, first)
+
+    def _fused(self, parameters: list[nn.Parameter], first: bool) -> None:
+        velocities = []
+        if self.momentum:
+            velocities = [self._velocity.setdefault(p, torch.zeros_like(p)) for p in parameters]
+        torch._fused_sgd_(
+            list(parameters),
+            [p.grad for p in parameters if p.grad is not None],
+            velocities,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=first,
+        )
