@@ -98,7 +98,7 @@ def test_a_stream_of_nothing_is_refused_before_it_begins(at: Live) -> None:
 
 def test_streams_end_with_the_coordinator(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        stream = Listener(httpx.Client(base_url=f"{at.url}/api/v1"), "/events")
+        stream = Listener(at.http(), "/events")
         at.wait_for(lambda: at.coordinator.hub.open_streams)
     stream._thread.join(timeout=5)
     assert stream.ended
