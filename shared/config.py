@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from shared.presets import expanded
+
 __all__ = [
     "AlgorithmChoice",
     "DiscoWeighting",
@@ -225,6 +227,11 @@ class RunConfig(Frozen):
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
     evaluate_every: int = Field(1, ge=0, description="0: never")
     buffers: Literal["average", "keep-local"] = "average"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_names(cls, value: Any) -> Any:
+        return expanded(value) if isinstance(value, dict) else value
 
     @model_validator(mode="before")
     @classmethod
