@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,21 @@ from shared.dealing import Indices, imbalance
 from shared.problems import InvalidConfiguration
 from shared.seeds import derive
 
-__all__ = ["Indices", "Share", "deal", "imbalance", "partition", "table", "thinned"]
+if TYPE_CHECKING:
+    from shared.data import Examples
+    from shared.tasks.base import Task
+
+__all__ = [
+    "Indices",
+    "Share",
+    "common_test",
+    "deal",
+    "deal_examples",
+    "imbalance",
+    "partition",
+    "table",
+    "thinned",
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,21 @@ def thinned(spec: Partition, targets: NDArray[np.integer], classes: int) -> Indi
     members = _members(targets, classes)
     keep = imbalance([len(indices) for indices in members], spec.test_rho)
     return np.sort(np.concatenate([part[:kept] for part, kept in zip(members, keep, strict=True)]))
+
+
+def deal_examples(spec: Partition, task: Task, examples: Examples, seed: int) -> list[Share]:
+    """:func:`deal` for a task's training set: its classes (or bins) and its keys."""
+    keys = None if examples.keys is None else examples.keys.cpu().numpy()
+    targets = task.categories(examples.targets).cpu().numpy()
+    return deal(spec, targets, len(task.classes), seed, keys=keys)
+
+
+def common_test(spec: Partition | None, task: Task, examples: Examples) -> Examples:
+    """What of a task's test set counts in a run: all of it, or what :func:`thinned` leaves."""
+    if spec is None or spec.test_rho == 1:
+        return examples
+    targets = task.categories(examples.targets).cpu().numpy()
+    return examples.subset(thinned(spec, targets, len(task.classes)))
 
 
 def table(parts: Sequence[Indices], targets: NDArray[np.integer], classes: Sequence[str]) -> str:

@@ -46,11 +46,11 @@ class InProcess:
 class Processes:
     """A pool of processes with one thread each (PyTorch's threads do not add up over small models)."""
 
-    def __init__(self, config: RunConfig, source: Path | None, count: int) -> None:
+    def __init__(self, config: RunConfig, source: Path | None, cache: Path | None, count: int) -> None:
         self._pool = ProcessPoolExecutor(
             count, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread
         )
-        self._work = partial(work_in_process, config.model_dump_json(), source)
+        self._work = partial(work_in_process, config.model_dump_json(), source, cache)
 
     def __enter__(self) -> Self:
         return self

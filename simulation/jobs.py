@@ -13,7 +13,7 @@ import torch
 from shared import wire
 from shared.algorithms import load_algorithm
 from shared.config import RunConfig
-from shared.partition import partition
+from shared.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.tasks import task_of
@@ -56,9 +56,12 @@ class Done:
 
 
 class Workshop:
-    """Task, data, algorithm and one model to work on: built once in each process, used for every job."""
+    """Task, data, algorithm and one model to work on: built once in each process, used for every job.
 
-    def __init__(self, config: RunConfig, source: Path | None) -> None:
+    ``cache`` is a folder where decoded data are kept.
+    """
+
+    def __init__(self, config: RunConfig, source: Path | None, cache: Path | None = None) -> None:
         if config.partition is None:
             raise InvalidConfiguration(
                 "partition: a simulation has to be told how the data are dealt.",
@@ -66,33 +69,39 @@ class Workshop:
             )
         self.config = config
         self.task: Task = task_of(config)
+        self.task.cache = cache
         self.algorithm: Algorithm[Any] = load_algorithm(config.algorithm)
         self.model: nn.Module = self.task.build_model(config.model, config.seed)
         self.manifest: tuple[TensorSpec, ...] = manifest_of(self.model)
         self.device = torch.device("cpu")
         self._source = source
         self._whole = self.task.load("train", source, config.seed)
-        self._targets = self.task.categories(self._whole.targets).numpy()
-        self._parts = partition(config.partition, self._targets, len(self.task.classes), config.seed)
+        self._shares = deal_examples(config.partition, self.task, self._whole, config.seed)
         self._examples: dict[int, Examples] = {}
 
     @property
     def clients(self) -> int:
-        return len(self._parts)
+        return len(self._shares)
 
     def examples(self, index: int) -> Examples:
-        """The client's own examples."""
+        """The client's own examples, to train on."""
         if index not in self._examples:
-            self._examples[index] = self._whole.subset(self._parts[index])
+            self._examples[index] = self._whole.subset(self._shares[index].train)
         return self._examples[index]
 
     def counts(self, index: int) -> list[float]:
-        """The client's examples of each class."""
-        classes = torch.as_tensor(self._targets[self._parts[index]])
+        """The client's training examples of each class."""
+        classes = self.task.categories(self.examples(index).targets)
         return torch.bincount(classes, minlength=len(self.task.classes)).double().tolist()
 
     def test_examples(self) -> Examples:
-        return self.task.load("test", self._source, self.config.seed)
+        """The common test set."""
+        whole = self.task.load("test", self._source, self.config.seed)
+        return common_test(self.config.partition, self.task, whole)
+
+    def own_test(self, index: int) -> Examples:
+        """What ``partition.held_out`` keeps of the client's examples for a test of its own (or nothing)."""
+        return self._whole.subset(self._shares[index].test)
 
     def work(self, job: Job) -> Done:
         """Train, write the update and what the client keeps."""
@@ -136,11 +145,11 @@ class Workshop:
 
 
 @lru_cache(maxsize=2)
-def workshop(config_json: str, source: Path | None) -> Workshop:
+def workshop(config_json: str, source: Path | None, cache: Path | None) -> Workshop:
     """This process's workshop for a configuration."""
-    return Workshop(RunConfig.model_validate_json(config_json), source)
+    return Workshop(RunConfig.model_validate_json(config_json), source, cache)
 
 
-def work_in_process(config_json: str, source: Path | None, job: Job) -> Done:
+def work_in_process(config_json: str, source: Path | None, cache: Path | None, job: Job) -> Done:
     """What a pool's process runs."""
-    return workshop(config_json, source).work(job)
+    return workshop(config_json, source, cache).work(job)

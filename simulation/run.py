@@ -68,12 +68,14 @@ def simulate(
     *,
     source: Path | None,
     out: Path,
+    cache: Path | None = None,
     processes: int = 1,
     until: int | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Run ``config``, writing to ``out``; goes on where an interrupted call left. Returns the final digest.
 
+    ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
 
@@ -86,13 +88,13 @@ def simulate(
         say(f"{out}: done already, final model sha256 {lines[-1]['model']}")
         return str(lines[-1]["model"])
     folder = _checkpoint(out)
-    workshop = Workshop(config, source)
+    workshop = Workshop(config, source, cache)
     federation = Federation(config, workshop, folder)
     if lines:
         results.rewrite([line for line in lines if line.get("round", 0) <= federation.files.completed])
     else:
         results.append(_header(config))
-    with _engine(config, workshop, source, processes) as engine:
+    with _engine(config, workshop, source, cache, processes) as engine:
         _rounds(federation, workshop, engine, results, until, say)
     digest = str(results.lines()[-1].get("model", ""))
     if federation.files.completed < config.rounds:
@@ -111,40 +113,61 @@ def _rounds(
     say: Callable[[str], None],
 ) -> None:
     config = federation.config
-    test = workshop.test_examples() if config.evaluate_every else None
+    tests = _Tests.of(workshop) if config.evaluate_every else None
     began = time.perf_counter()
     for outcome in federation.rounds(engine, until):
-        metrics = (
-            _scored(workshop, test, outcome) if test is not None and _due(config, outcome.round) else None
-        )
-        results.append(_round_line(outcome, metrics, time.perf_counter() - began))
+        scores = _scored(workshop, tests, outcome) if tests and _due(config, outcome.round) else None
+        results.append(_round_line(outcome, scores, time.perf_counter() - began))
         began = time.perf_counter()
-        accuracy = (
-            ""
-            if metrics is None or metrics.accuracy is None
-            else f"  accuracy {100 * metrics.accuracy:6.2f} %"
-        )
-        say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{accuracy}")
+        accuracy = scores.common.accuracy if scores else None
+        said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
+        say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{said}")
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """The common test set and, where the partition holds some out, each client's own (if not empty)."""
+
+    common: Examples
+    own: tuple[Examples, ...]
+
+    @classmethod
+    def of(cls, workshop: Workshop) -> _Tests:
+        own = (workshop.own_test(index) for index in range(workshop.clients))
+        return cls(workshop.test_examples(), tuple(examples for examples in own if len(examples)))
+
+
+@dataclass(frozen=True)
+class _Scores:
+    common: Metrics
+    per_client: tuple[float, ...]
 
 
 def _due(config: RunConfig, number: int) -> bool:
     return number % config.evaluate_every == 0 or number == config.rounds
 
 
-def _scored(workshop: Workshop, test: Examples, outcome: RoundOutcome) -> Metrics:
+def _scored(workshop: Workshop, tests: _Tests, outcome: RoundOutcome) -> _Scores:
     names = [spec.name for spec in workshop.manifest]
     with wire.opened(outcome.scored) as file:
         load_into(workshop.model, {name: file.tensor(wire.MODEL, name) for name in names})
-    return evaluate(task=workshop.task, model=workshop.model, examples=test, device=workshop.device)
+    common, *own = (
+        evaluate(task=workshop.task, model=workshop.model, examples=examples, device=workshop.device)
+        for examples in (tests.common, *tests.own)
+    )
+    return _Scores(common, tuple(metrics.accuracy for metrics in own if metrics.accuracy is not None))
 
 
-def _round_line(outcome: RoundOutcome, metrics: Metrics | None, seconds: float) -> dict[str, Any]:
+def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -> dict[str, Any]:
+    metrics = scores.common if scores else None
     return {
         "kind": "round",
         "round": outcome.round,
         "accuracy": metrics.accuracy if metrics else None,
         "loss": metrics.loss if metrics else None,
         "per_category": metrics.per_category if metrics else {},
+        "measures": metrics.extra if metrics else {},
+        "per_client": scores.per_client if scores else (),
         "participants": [done.index for done in outcome.done],
         "weights": [row.weight for row in outcome.ledger],
         "steps": [done.steps for done in outcome.done],
@@ -158,9 +181,9 @@ def _round_line(outcome: RoundOutcome, metrics: Metrics | None, seconds: float) 
 
 
 def _engine(
-    config: RunConfig, workshop: Workshop, source: Path | None, processes: int
+    config: RunConfig, workshop: Workshop, source: Path | None, cache: Path | None, processes: int
 ) -> InProcess | Processes:
-    return InProcess(workshop) if processes == 1 else Processes(config, source, processes)
+    return InProcess(workshop) if processes == 1 else Processes(config, source, cache, processes)
 
 
 def _header(config: RunConfig) -> dict[str, Any]:

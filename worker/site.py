@@ -11,7 +11,7 @@ import torch
 
 from shared.algorithms import load_algorithm
 from shared.config import Partition
-from shared.partition import partition
+from shared.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
 from shared.tasks import load_task
@@ -54,10 +54,12 @@ class Site:
         self._runs: dict[str, LocalRun] = {}
         self._data: dict[tuple[str, int, Split], Examples] = {}
         self._parts: dict[tuple[str, int], Examples] = {}
+        self._tests: dict[str, Examples] = {}
 
     def forget(self, run: str) -> None:
         """Free what only this run needed."""
         self._runs.pop(run, None)
+        self._tests.pop(run, None)
         self._parts = {key: part for key, part in self._parts.items() if key[0] != run}
         if not self._runs:
             self._data.clear()
@@ -112,13 +114,16 @@ class Site:
                     f"index {index} is outside a partition for {spec.clients} clients.",
                     hint="Indexes count from 0; start no more workers than the partition has parts.",
                 )
-            targets = local.task.categories(whole.targets).cpu().numpy()
-            parts = partition(spec, targets, len(local.view.classes), local.view.config.seed)
-            self._parts[key] = whole.subset(parts[index]).to(self.device)
+            shares = deal_examples(spec, local.task, whole, local.view.config.seed)
+            self._parts[key] = whole.subset(shares[index].train).to(self.device)
         return self._parts[key]
 
     def test_examples(self, local: LocalRun) -> Examples:
-        return self._split(local, "test")
+        """The test set as the run's partition, if it has one, has it thinned."""
+        if local.view.run not in self._tests:
+            spec = self.dealt_by(local.view) or local.view.config.partition
+            self._tests[local.view.run] = common_test(spec, local.task, self._split(local, "test"))
+        return self._tests[local.view.run]
 
     def counts(self, local: LocalRun, index: int | None) -> list[float]:
         """Examples of each class of the contract; these numbers never leave the site."""
