@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,16 @@ from feddisco.demo import Processes
 from shared.config import RunConfig
 from shared.schemas import LedgerRow, RoundView, RunRequest, RunStatus
 
-__all__ = ["ROOT", "Deployment", "deployment", "run_config"]
+__all__ = ["HELD", "Deployment", "Settings", "deployment", "run_config"]
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 150.0  # against a hang, not a measure: machines may be busy
 POLL_SECONDS = 0.01
+
+Settings = Mapping[str, object]
+"""What becomes FEDDISCO_* variables."""
+
+HELD: Settings = {"hold_aggregation_seconds": 600}
+"""A coordinator whose aggregations do not come to their end."""
 
 
 def run_config(name: str, **changes: Any) -> RunConfig:
@@ -71,12 +76,17 @@ class Deployment:
     # ------------------------------------------------------------ coordinators
 
     def start_coordinator(
-        self, name: str = "coordinator", *, verify: Any = True, wait: bool = True, **settings: object
+        self,
+        name: str = "coordinator",
+        *,
+        verify: Any = True,
+        wait: bool = True,
+        settings: Settings | None = None,
     ) -> str:
         """Start it, or start it again on the same port; ``settings`` become FEDDISCO_* variables."""
         port = self.urls[name].rpartition(":")[2] if name in self.urls else "0"
         told = len(self.log(name))
-        with self._environment(settings):
+        with self._environment(settings or {}):
             self.processes.start(name, "server", "--port", port)
         started = self.wait_for(
             lambda: re.search(r"coordinator on (https?://\S+)", self.log(name)[told:]), f"{name} listens"
@@ -139,9 +149,9 @@ class Deployment:
         path = self.folder / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def console(self, *arguments: str, code: int = 0, **settings: object) -> str:
+    def console(self, *arguments: str, code: int = 0, settings: Settings | None = None) -> str:
         """``feddisco ARGUMENTS`` as an operator's process; returns what it wrote, stderr included."""
-        with self._environment({"data_folder": self.data_folder, **settings}):
+        with self._environment({"data_folder": self.data_folder, **(settings or {})}):
             done = subprocess.run(
                 [sys.executable, "-m", "feddisco", *arguments],
                 env=os.environ | self.processes.environment,
@@ -197,7 +207,7 @@ class Deployment:
         return "\n".join(f"--- {name}\n{self.processes.tail(name)}" for name in self.processes.running)
 
     @contextmanager
-    def _environment(self, settings: dict[str, object]) -> Iterator[None]:
+    def _environment(self, settings: Settings) -> Iterator[None]:
         before = dict(self.processes.environment)
         self.processes.environment.update({f"FEDDISCO_{k.upper()}": str(v) for k, v in settings.items()})
         try:

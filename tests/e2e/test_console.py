@@ -46,9 +46,10 @@ class Blobs(Task):
             layer.bias.zero_()
         return layer
 '''
+TASK = "site_code:Blobs"
 CONFIG = {
     "name": "own",
-    "task": "site_code:Blobs",
+    "task": TASK,
     "rounds": 2,
     "partition": "iid:2",
     "local": {"epochs": 2, "batch_size": 8, "learning_rate": 0.1},
@@ -87,7 +88,7 @@ def completed(system: Deployment, tmp_path_factory: pytest.TempPathFactory) -> D
     join = folder / "join-code"
     join.write_text(code[0])
     del system.processes.environment["FEDDISCO_JOIN_TOKEN"]
-    part = ("--task", CONFIG["task"], "--join-token-file", str(join))
+    part = ("--task", TASK, "--join-token-file", str(join))
     for name in ("north", "south"):
         system.start_worker(name, *part, "--partition", "run")
     system.start_worker("judge", *part, "--role", "evaluator")

@@ -13,7 +13,7 @@ from shared.algorithms import available
 from shared.config import RunConfig
 from shared.schemas import ParticipantStatus, RoundStatus
 from simulation.run import simulate
-from tests.e2e.processes import Deployment, run_config
+from tests.e2e.processes import HELD, Deployment, run_config
 
 pytestmark = [
     pytest.mark.e2e,
@@ -50,7 +50,7 @@ def test_coordinators_are_killed_while_they_aggregate(system: Deployment, undist
     names = list(system.urls)
     for name in names:
         assert system.end(name) == 0
-        system.start_coordinator(name, hold_aggregation_seconds=600)
+        system.start_coordinator(name, settings=HELD)
     system.create(run_config("aggregating", **KILLED))
     system.wait_for(
         lambda: (view := system.open_round("aggregating")) and view.status is RoundStatus.AGGREGATING,

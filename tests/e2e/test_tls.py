@@ -31,8 +31,7 @@ def secured(authority: Path, tmp_path: Path) -> Iterator[Deployment]:
     with deployment(tmp_path / "system") as made:
         made.start_coordinator(
             verify=ssl.create_default_context(cafile=str(authority)),
-            tls_certificate=tmp_path / "server.pem",
-            tls_key=tmp_path / "server.key",
+            settings={"tls_certificate": tmp_path / "server.pem", "tls_key": tmp_path / "server.key"},
         )
         yield made
 
@@ -50,7 +49,7 @@ def test_a_run_over_tls(secured: Deployment, authority: Path) -> None:
     assert "Traceback" not in refused
     assert [client.client for client in secured.admin.clients()] == ["site"]
 
-    shown = secured.console("run", "list", "--url", url, ca_file=authority)
+    shown = secured.console("run", "list", "--url", url, settings={"ca_file": authority})
     assert "secret" in shown
     told = secured.console("run", "list", "--url", url, code=2)
     assert told.startswith(f"feddisco: The certificate of {url} is not trusted")
