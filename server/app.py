@@ -49,7 +49,14 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
     hub, telemetry, intact = Hub(), Telemetry(), Intact()
     threads = Threads(THREADS)
     rounds = Rounds(
-        store=store, blobs=blobs, intact=intact, hub=hub, telemetry=telemetry, settings=settings, clock=clock
+        store=store,
+        blobs=blobs,
+        intact=intact,
+        hub=hub,
+        threads=threads,
+        telemetry=telemetry,
+        settings=settings,
+        clock=clock,
     )
 
     async def find(token_hash: str) -> KnownClient | None:
@@ -70,7 +77,7 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         telemetry=telemetry,
         rounds=rounds,
         intact=intact,
-        touches=Touches(store.engine, clock),
+        touches=Touches(store.engine, threads, clock),
     )
 
 

@@ -76,8 +76,8 @@ class Coordinator:
         """Let threads finish; nothing is half done afterwards."""
         self.hub.close()
         self.rounds.close()
+        self.threads.close()  # also what a cancelled task had begun there: it uses the database
         self.touches.flush()
-        self.threads.close()
         self.store.engine.dispose()
 
 

@@ -22,6 +22,7 @@ from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import AggregationFailed, AggregationFinished, Event, TimePassed
 from server.settings import Settings
 from server.telemetry import Telemetry
+from server.threads import Threads
 from server.wake import Hub
 from shared.problems import Conflict, ServiceFault
 
@@ -49,6 +50,7 @@ class Rounds:
         blobs: BlobStore,
         intact: Intact,
         hub: Hub,
+        threads: Threads,
         telemetry: Telemetry,
         settings: Settings,
         clock: Callable[[], dt.datetime],
@@ -57,6 +59,7 @@ class Rounds:
         self._blobs = blobs
         self._intact = intact
         self._hub = hub
+        self._threads = threads
         self._telemetry = telemetry
         self._settings = settings
         self._clock = clock
@@ -134,7 +137,7 @@ class Rounds:
         orphaned_after = dt.timedelta(0)  # at the start nothing is in progress anywhere here
         while True:
             try:
-                await asyncio.to_thread(self._pass_time)
+                await self._threads.run(self._pass_time)
                 await self._adopt_orphans(orphaned_after)
                 orphaned_after = ORPHANED_AFTER
             except ServiceFault as fault:
@@ -150,7 +153,7 @@ class Rounds:
 
     async def _adopt_orphans(self, after: dt.timedelta) -> None:
         now = self._clock()
-        for found in await asyncio.to_thread(self._store.aggregating):
+        for found in await self._threads.run(self._store.aggregating):
             if now - found.since >= after:
                 self.schedule(found.run, found.round, found.attempt)
 
@@ -158,7 +161,7 @@ class Rounds:
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             try:
-                removed = await asyncio.to_thread(self.collect_blobs)
+                removed = await self._threads.run(self.collect_blobs)
             except ServiceFault as fault:
                 log.warning("cannot collect unreferenced files now: %s", fault.detail)
             else:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from server.database.accounts import touch
 from server.database.session import writing
+from server.threads import Threads
 from shared.problems import ServiceFault
 
 __all__ = ["Touches"]
@@ -24,8 +25,9 @@ log = logging.getLogger("feddisco")
 class Touches:
     """A poll costs a dictionary entry, not a write transaction with its wait for the disk."""
 
-    def __init__(self, engine: sa.Engine, clock: Callable[[], dt.datetime]) -> None:
+    def __init__(self, engine: sa.Engine, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
         self._engine = engine
+        self._threads = threads
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
         self._looked: dict[str, dt.datetime] = {}
@@ -55,6 +57,6 @@ class Touches:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
-                await asyncio.to_thread(self.flush)
+                await self._threads.run(self.flush)
             except ServiceFault as fault:
                 log.warning("cannot note who was seen: %s", fault.detail)

@@ -38,7 +38,7 @@ class Poll:
         self.answered = time.monotonic()
 
     def join(self) -> Any:
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
         return self.answer
 
@@ -55,9 +55,9 @@ def test_the_next_round_wakes_its_participants(at: Live) -> None:
     at.create(min_clients=2, rounds=2, weighting={"kind": "sizes"})
     first, second = enrolled(at, (10, 10))
     assert first.upload("demo", 1, file_of(1.0)).status_code == 200
-    poll = Poll(at, first, wait=20)
+    poll = Poll(at, first, wait=55)  # the first aggregation of a process imports PyTorch
     assert second.upload("demo", 1, file_of(1.0)).status_code == 200
-    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1, seconds=50)
     aggregated = time.monotonic()
     assert poll.join().json()["round"] == 2
     assert poll.answered - aggregated < AT_ONCE
