@@ -60,9 +60,9 @@ def trials(table: Table, results: Path, *, seeds: int) -> list[Trial]:
     ]
 
 
-def explore(trial: Trial, source: Path | None, say: Say = print) -> None:
-    """Carry out a trial and write its JSON lines, whole."""
-    workshop = Workshop(trial.config, source)
+def explore(trial: Trial, source: Path | None, cache: Path | None = None, say: Say = print) -> None:
+    """Carry out a trial and write its JSON lines, whole; ``cache`` keeps decoded data."""
+    workshop = Workshop(trial.config, source, cache)
     with tempfile.TemporaryDirectory() as folder:
         apprentice = _Alone(workshop, Path(folder), say)
         lines = _blends(apprentice) if trial.kind == "exploration-1" else _correlations(apprentice)

@@ -104,7 +104,8 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
         except InvalidConfiguration as problem:
             without[run.config.task] = str(problem)
             continue
-        runs.append(Planned(run.config, request.results / WORK / run.file, source, run.rounds))
+        work = request.results / WORK
+        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds))
     return _Missing(tuple(runs), without)
 
 
@@ -120,7 +121,7 @@ def _explore(table: Table, request: Request, say: Say) -> bool:
             return False
         with claimed(request.results / WORK / table.kind / trial.out.name) as ours:
             if ours:
-                exploration.explore(trial, source, say)
+                exploration.explore(trial, source, request.results / WORK / "cache", say)
     return True
 
 

@@ -26,11 +26,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A run, its result file, where its data lie, and the round after which to stop (None: the last)."""
+    """A run, its result file, where its data lie, and the round after which to stop (None: the last).
+
+    ``cache`` is a folder where decoded data are kept for all runs.
+    """
 
     config: RunConfig
     out: Path
     source: Path | None = None
+    cache: Path | None = None
     until: int | None = None
 
 
@@ -81,7 +85,12 @@ def _carry_out(planned: Planned, say: Say) -> Swept:
             return Swept(name, "busy", "another process is doing it")
         try:
             digest = simulate(
-                planned.config, source=planned.source, out=planned.out, until=planned.until, say=say
+                planned.config,
+                source=planned.source,
+                out=planned.out,
+                cache=planned.cache,
+                until=planned.until,
+                say=say,
             )
         except (Problem, Diverged) as fault:
             return Swept(name, "failed", str(fault))

@@ -1,0 +1,146 @@
+"""Pages and figures from results written by hand: every number can be computed in the head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.evidence import gather
+from experiments.figures import draw
+from experiments.plan import Cell
+from experiments.report import overview, progress, table_page
+from experiments.tables import Table
+from shared.problems import InvalidConfiguration
+from tests.experiments.small import table, write_curves
+
+CURVES = {
+    ("fedavg", "base", 0): [0.40, 0.50, 0.60],
+    ("fedavg", "base", 1): [0.30, 0.40, 0.50],
+    ("fedavg", "disco", 0): [0.50, 0.60],
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    write_curves(tmp_path, CURVES, table())
+    return tmp_path
+
+
+def line(page: str, start: str) -> list[str]:
+    """The cells of the first row that starts like this."""
+    row = next(row for row in page.splitlines() if row.startswith(start))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_ours_beside_the_published_figures(results: Path) -> None:
+    page = table_page(gather(table(), results), [])
+    # seeds: mean of 50 and 40 is 45, deviation sqrt(50) = 7.07; last 60 and 50; within a curve deviation 10
+    assert line(page, "| FedAvg | sizes (base)") == [
+        "FedAvg", "sizes (base)", "54.27 ± 3.44", "45.00 ± 7.07", "-9.27",
+        "55.00", "55.00", "10.00", "3, not reached 1 x (58)", "2 of 2", "3",
+    ]  # fmt: skip
+    assert line(page, "| FedAvg | disco") == [
+        "FedAvg", "disco", "61.59", "55.00", "-6.59", "60.00", "60.00", "7.07", "2", "1 of 2", "2 of 3",
+    ]  # fmt: skip
+
+
+def test_a_gain_compares_pairs_over_the_rounds_that_both_have(results: Path) -> None:
+    page = table_page(gather(table(), results), [])
+    after = page[page.index("Gain over the first weighting") :]
+    # seed 0, two rounds: mean of 50 and 60 against mean of 40 and 50
+    assert line(after, "| FedAvg") == ["FedAvg", "disco", "+7.32", "+10.00", "1", "2"]
+
+
+def test_what_was_not_run_says_so(results: Path) -> None:
+    page = table_page(gather(table(), results), [])
+    assert line(page, "| FedDyn | uniform (base)")[3] == "not yet run"
+    assert len(line(page, "| FedDyn | uniform (base)")) == len(line(page, "| method"))
+    assert "Partly: 8 of 24 rounds were run; Disco is ahead in 1 of 1 pairs." in page
+
+
+@pytest.mark.parametrize(
+    ("disco", "state"),
+    [([0.5, 0.5, 0.5], "reproduced"), ([0.3, 0.3, 0.3], "not reproduced"), (None, "partly")],
+)
+def test_the_state_of_a_table(tmp_path: Path, disco: list[float] | None, state: str) -> None:
+    given = table(methods=["fedavg"], seeds=1)
+    curves = {("fedavg", "base", 0): [0.4, 0.4, 0.4]}
+    write_curves(tmp_path, curves | ({("fedavg", "disco", 0): disco} if disco else {}), given)
+    assert gather(given, tmp_path).state() == state
+
+
+def test_a_table_without_results_is_not_yet_run(tmp_path: Path) -> None:
+    evidence = gather(table(), tmp_path)
+    assert (evidence.state(), progress(evidence)) == ("not yet run", "no round of it.")
+    assert draw(evidence, tmp_path) == []
+
+
+def test_a_lower_loss_is_better(tmp_path: Path) -> None:
+    given = table(methods=["fedavg"], seeds=1, measure="loss", published={}, target_accuracy=None, figures=[])
+    curves = {("fedavg", "base", 0): [0.4] * 3, ("fedavg", "disco", 0): [0.5] * 3}
+    write_curves(tmp_path, curves, given)
+    evidence = gather(given, tmp_path)
+    assert evidence.gains()[0].spread.mean == pytest.approx(-0.1)
+    assert evidence.state() == "reproduced"
+
+
+def test_the_variance_between_clients_as_the_measure(tmp_path: Path) -> None:
+    given = table(methods=["fedavg"], seeds=1, measure="client_variance", published={}, target_accuracy=None)
+    write_curves(tmp_path, {("fedavg", "base", 0): [0.4] * 3}, given)
+    assert gather(given, tmp_path).values(Cell("digits", "fedavg", "base")) == {0: pytest.approx(25.0)}
+
+
+def test_results_of_another_configuration_are_refused(results: Path) -> None:
+    path = results / "digits" / "fedavg-sizes-s0.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace('"rounds": 3', '"rounds": 4'), encoding="utf-8")
+    with pytest.raises(InvalidConfiguration, match="another configuration than the table's"):
+        gather(table(), results)
+
+
+def test_the_same_results_give_the_same_bytes(results: Path, tmp_path: Path) -> None:
+    evidence = gather(table(), results)
+    first, second = tmp_path / "one", tmp_path / "two"
+    assert draw(evidence, first) == draw(evidence, second) == ["small-curves-digits.svg"]
+    for name in ("small-curves-digits.svg", "small-curves-digits.png"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert ">test accuracy, %</text>" in (first / "small-curves-digits.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"figures": [{"kind": "variance", "title": "V"}]}, "small-variance-digits.svg"),
+        ({"figures": [{"kind": "categories", "title": "C"}]}, "small-categories-digits.svg"),
+        (
+            {"figures": [{"kind": "levels", "title": "L", "label": "clients", "levels": [6]}]},
+            "small-levels.svg",
+        ),
+    ],
+)
+def test_every_kind_of_figure(results: Path, tmp_path: Path, change: dict[str, object], name: str) -> None:
+    assert draw(gather(table(**change), results), tmp_path) == [name]
+    assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_the_map_of_a_and_b(tmp_path: Path) -> None:
+    given = table(
+        methods=["fedavg"],
+        weightings=["base"],
+        grid={"a": [0.2, 0.5], "b": [0.1]},
+        seeds=1,
+        published={},
+        figures=[{"kind": "heatmap", "title": "Gain"}],
+    )
+    curves = {("fedavg", "base", 0): [0.4] * 3, ("fedavg", "a0.5-b0.1", 0): [0.5] * 3}
+    write_curves(tmp_path, curves, given)
+    evidence = gather(given, tmp_path)
+    page = table_page(evidence, draw(evidence, tmp_path))
+    assert line(page, "| a = 0.2") == ["a = 0.2", "not yet run"]
+    assert line(page, "| a = 0.5") == ["a = 0.5", "+10.00"]
+    assert (tmp_path / "small-heatmap-digits.png").exists()
+
+
+def test_the_overview_names_every_table_with_its_state() -> None:
+    rows: list[tuple[Table, str, str]] = [(table(), "partly", "8 of 24 rounds were run.")]
+    assert "| [Small](results/small.md) | partly | 8 of 24 rounds were run. |" in overview(rows)

@@ -1,0 +1,165 @@
+"""Runs what is missing and nothing else: interrupted, claimed by another call, without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import reproduce as module
+from experiments import tables
+from experiments.plan import expand
+from experiments.records import read_curve, rounds_in
+from experiments.reproduce import Request, find_source, reproduce, write_overview, write_page
+from experiments.tables import available, load_table
+from shared.problems import InvalidConfiguration
+from simulation.run import Results, simulate
+from simulation.sweep import Planned, claimed, sweep
+from tests.experiments.small import DIGITS, table, write_curves
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data files with one small table instead of the paper's."""
+    here = tmp_path / "experiments"
+    (here / "tables").mkdir(parents=True)
+    document = table().model_dump(mode="json", exclude={"name"}, exclude_unset=True)
+    (here / "tables" / "small.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    for name in ("sources.yaml", "methods.yaml"):
+        (here / name).write_text((tables.HERE / name).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(tables, "HERE", here)
+    monkeypatch.setattr(module, "HERE", here)
+    return tmp_path
+
+
+def request(folder: Path, **changes: Any) -> Request:
+    return Request(table="small", results=folder / "results", docs=folder / "docs", **changes)
+
+
+def test_a_table_from_nothing_to_its_page_in_two_calls(small: Path) -> None:
+    said: list[str] = []
+    assert reproduce(request(small, seeds=1, rounds=1, only="*-fedavg-*"), said.append)
+    page = (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
+    assert "Partly: 2 of 24 rounds were run" in page
+    assert "1 of 2 | 1 of 3 |" in page
+
+    assert reproduce(request(small, seeds=1, only="*-fedavg-*"), said.append)
+    results = small / "results"
+    for run in expand(table(), seeds=1, only="*-fedavg-*"):
+        out = small / "direct" / run.file.name
+        out.parent.mkdir(exist_ok=True)
+        digest = simulate(run.config, source=None, out=out, say=said.append)
+        assert Results(results / run.file).lines()[-1] == {"kind": "end", "model": digest}
+        curve = read_curve(results / run.file, run.config)
+        assert curve is not None
+        lines = Results(out).lines()[1:-1]
+        accuracies = pytest.approx([line["accuracy"] for line in lines], abs=1e-6)
+        assert [line.accuracy for line in curve.rounds] == accuracies
+        assert curve.categories == tuple(lines[0]["per_category"])
+        assert (results / run.file).stat().st_size < out.stat().st_size
+
+    before = len(said)
+    assert reproduce(request(small, seeds=1, only="*-fedavg-*"), said.append)
+    assert said[before] == "small: 2 runs, 0 to do"
+    assert (small / "docs" / "results" / "small-curves-digits.svg").exists()
+    assert "[Small](results/small.md) | partly |" in (small / "docs" / "results.md").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_report_only_runs_nothing(small: Path) -> None:
+    assert reproduce(request(small, report_only=True), lambda line: None)
+    assert not (small / "results").exists()
+    assert "Not yet run" in (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_another_call_has_claimed_is_left_to_it(tmp_path: Path) -> None:
+    runs = [
+        Planned(run.config, tmp_path / run.file, until=1)
+        for run in expand(table(), seeds=1, only="*-fedavg-*")
+    ]
+    said: list[str] = []
+    with claimed(runs[0].out) as ours:
+        assert ours
+        ended = sweep(runs, processes=1, say=said.append)
+    assert [run.state for run in ended] == ["busy", "done"]
+    assert not runs[0].out.exists()
+    assert f"{runs[0].config.name}: busy, another process is doing it" in said
+    assert [run.state for run in sweep(runs[:1], processes=1, say=said.append)] == ["done"]
+
+
+def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path) -> None:
+    plan = expand(table(), seeds=1, only="*-fedavg-*")
+    one = sweep(
+        [Planned(run.config, tmp_path / "one" / run.file) for run in plan], processes=1, say=lambda line: None
+    )
+    two = sweep(
+        [Planned(run.config, tmp_path / "two" / run.file) for run in plan], processes=2, say=lambda line: None
+    )
+    assert one == two
+    assert {run.state for run in one} == {"done"}
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    good, other = expand(table(), seeds=1, only="*-fedavg-*")
+    bad = other.config.model_copy(update={"autostart": False})
+    ended = sweep(
+        [Planned(bad, tmp_path / "bad.jsonl"), Planned(good.config, tmp_path / "good.jsonl", until=1)],
+        processes=1,
+        say=lambda line: None,
+    )
+    assert [run.state for run in ended] == ["failed", "done"]
+    assert "the run does not start" in ended[0].detail
+
+
+def test_missing_data_are_named_and_nothing_is_begun(tmp_path: Path) -> None:
+    said: list[str] = []
+    asked = Request(
+        table="stragglers", seeds=1, data=tmp_path, results=tmp_path / "results", docs=tmp_path / "docs"
+    )
+    assert not reproduce(asked, said.append)
+    assert any("no data for cifar10" in line and "cifar10-jpeg.zip" in line for line in said)
+    assert not (tmp_path / "results").exists()
+
+
+def test_data_are_found_by_their_published_names_first(tmp_path: Path) -> None:
+    (tmp_path / "cifar10-jpeg.zip").touch()
+    assert find_source("cifar10", tmp_path) == tmp_path / "cifar10-jpeg.zip"
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    assert find_source("cifar10", tmp_path) == tmp_path / "cifar-10-batches-bin"
+    assert find_source(DIGITS.config["task"], tmp_path) is None
+    with pytest.raises(InvalidConfiguration, match=r"has none of FashionMNIST, .*fashion-mnist-idx.zip"):
+        find_source("fashion-mnist", tmp_path)
+
+
+def test_a_longer_result_is_never_replaced_by_a_shorter_one(tmp_path: Path) -> None:
+    from experiments.records import publish
+
+    given = table(methods=["fedavg"], seeds=1)
+    write_curves(tmp_path / "there", {("fedavg", "base", 0): [0.4, 0.5, 0.6]}, given)
+    (run,) = expand(given, only="*-sizes-*")
+    target, work = tmp_path / "there" / run.file, tmp_path / "work.jsonl"
+    simulate(run.config, source=None, out=work, until=2, say=lambda line: None)
+    before = target.read_bytes()
+    assert (publish(work, target), target.read_bytes()) == (3, before)
+    target.unlink()
+    assert (publish(work, target), rounds_in(target)) == (2, 2)
+
+
+def test_the_committed_pages_say_what_the_committed_results_say(tmp_path: Path) -> None:
+    """No number in docs/results that is not in experiments/results; make it so with --report-only."""
+    results = tables.HERE / "results"
+    for name in available():
+        page = write_page(load_table(name), results, tmp_path)
+        committed = ROOT / "docs" / "results" / page.name
+        assert page.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8"), name
+    write_overview(results, tmp_path)
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == (ROOT / "docs/results.md").read_text(
+        encoding="utf-8"
+    )
+    made = {path.name for path in (tmp_path / "results").iterdir()}
+    assert made == {path.name for path in (ROOT / "docs" / "results").iterdir()}
