@@ -1,0 +1,68 @@
+"""docs/algorithms.md, done as it says: one file, one configuration, two rounds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feddisco.main import app
+from shared.algorithms import available, load_algorithm
+from shared.config import AlgorithmChoice
+from simulation.run import Results
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+
+
+def block(kind: str, holds: str) -> str:
+    """The page's one code block of this kind that holds this text."""
+    found = [text for text in re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) if holds in text]
+    assert len(found) == 1
+    return str(found[0])
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the Python path with what the page says to put there."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "fedslow.py").write_text(block("python", "class FedSlow("), encoding="utf-8")
+    (tmp_path / "slow.yaml").write_text(block("yaml", "name: slow"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in ("ours", "ours.fedslow"):
+        sys.modules.pop(name, None)
+
+
+def test_the_pages_algorithm_runs_by_its_import_path(ours: Path) -> None:
+    out = ours / "slow.jsonl"
+    answer = CliRunner().invoke(app, ["simulate", str(ours / "slow.yaml"), "--out", str(out)])
+    assert answer.exit_code == 0, answer.output
+    header, *rounds, end = Results(out).lines()
+    assert header["config"]["algorithm"] == {"name": "ours.fedslow:FedSlow", "parameters": {"radius": 0.5}}
+    assert [line["round"] for line in rounds] == [1, 2]
+    assert end == {"kind": "end", "model": rounds[-1]["model"]}
+
+
+def test_the_pages_test_passes_and_can_fail(ours: Path) -> None:
+    names: dict[str, object] = {}
+    exec(block("python", "def test_no_client_leaves_the_ball"), names)
+    test = names["test_no_client_leaves_the_ball"]
+    assert callable(test)
+    test()
+    kind = type(load_algorithm(AlgorithmChoice(name="ours.fedslow:FedSlow")))
+    del kind.on_step  # type: ignore[misc]
+    with pytest.raises(AssertionError):
+        test()
+
+
+def test_the_page_lists_every_algorithm_with_its_parameters() -> None:
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", PAGE, re.MULTILINE))
+    listed = {name: cell for name, cell in listed.items() if name in available()}
+    assert sorted(listed) == sorted(available())
+    for name, cell in listed.items():
+        parameters = load_algorithm(AlgorithmChoice(name=name)).Parameters.model_fields
+        assert re.findall(r"`(\w+)`", cell) == list(parameters), name
