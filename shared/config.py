@@ -222,7 +222,11 @@ class RunConfig(Frozen):
     )
     autostart: bool = True
     clients_per_round: int | None = Field(None, ge=1, description="None: every ready client")
-    quorum: int = Field(1, ge=1, description="updates without which a round is abandoned at its deadline")
+    quorum: int | None = Field(
+        None,
+        ge=1,
+        description="updates without which a round is abandoned at its deadline; None: half of its clients",
+    )
     round_deadline_seconds: float = Field(3600.0, gt=0, le=30 * 86400)
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
     evaluate_every: int = Field(1, ge=0, description="0: never")
@@ -250,9 +254,10 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        drawn = self.clients_per_round if self.clients_per_round is not None else self.min_clients
-        if self.quorum > drawn:
-            raise ValueError(f"quorum {self.quorum} is more than the {drawn} clients of a round")
+        if self.quorum is not None and self.quorum > self.clients_expected:
+            raise ValueError(
+                f"quorum {self.quorum} is more than the {self.clients_expected} clients of a round"
+            )
         if self.clients_per_round is not None and self.clients_per_round > self.min_clients:
             raise ValueError(
                 f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}"
@@ -261,6 +266,16 @@ class RunConfig(Frozen):
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")
         return self
+
+    @property
+    def clients_expected(self) -> int:
+        """Clients of a round when nobody is missing or joined late."""
+        return self.clients_per_round if self.clients_per_round is not None else self.min_clients
+
+    @property
+    def updates_needed(self) -> int:
+        """The quorum: as configured, otherwise half of the clients expected, rounded up."""
+        return self.quorum if self.quorum is not None else -(-self.clients_expected // 2)
 
     @property
     def needs_discrepancy(self) -> bool:

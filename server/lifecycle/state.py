@@ -32,7 +32,7 @@ class Policy:
             seed=config.seed,
             min_clients=config.min_clients,
             clients_per_round=config.clients_per_round,
-            quorum=config.quorum,
+            quorum=config.updates_needed,
             deadline=dt.timedelta(seconds=config.round_deadline_seconds),
             max_attempts=config.max_attempts,
             autostart=config.autostart,
