@@ -49,8 +49,8 @@ def test_a_token_has_the_same_number_everywhere() -> None:
 
 def test_textcnn_sees_padding_as_if_it_were_not_cut() -> None:
     torch.manual_seed(0)
-    model = build_model("textcnn", 4, (40,)).eval()
-    texts = torch.randint(1, VOCABULARY, (6, 40))
+    model = build_model("textcnn", 4, (60,)).eval()
+    texts = torch.randint(1, VOCABULARY, (6, 60))
     for row, length in enumerate((0, 1, 3, 7, 20, 25)):
         texts[row, length:] = 0
     embedded = model.features.embedding(texts).transpose(1, 2)  # nothing cut
