@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
-from simulation.run import Results
+from simulation.run import Results, same_results
 
 __all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
 
@@ -73,7 +73,7 @@ def read_curve(path: Path, config: RunConfig) -> Curve | None:
         return None
     header = lines[0]
     ran = RunConfig.model_validate(header["config"])
-    if ran.model_copy(update={"name": config.name}) != config:
+    if not same_results(ran.model_copy(update={"name": config.name}), config):
         raise InvalidConfiguration(
             f"{path} holds the results of another configuration than the table's.",
             hint="The table was changed after the run: remove the file to run it anew.",

@@ -28,7 +28,10 @@ from simulation.engines import Engine, InProcess, Processes
 from simulation.federation import Federation, RoundOutcome
 from simulation.jobs import Workshop
 
-__all__ = ["Results", "simulate"]
+__all__ = ["Results", "same_results", "simulate"]
+
+SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts")
+"""Fields that a simulation, whose clients neither fail nor are late, does not heed."""
 
 PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
 
@@ -201,8 +204,14 @@ def _header(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def same_results(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two configurations make the same rounds: they may differ in what only a service heeds."""
+    defaults = {name: RunConfig.model_fields[name].get_default() for name in SERVICE_ONLY}
+    return one.model_copy(update=defaults) == other.model_copy(update=defaults)
+
+
 def _check_same(config: RunConfig, lines: list[dict[str, Any]], out: Path) -> None:
-    if lines and RunConfig.model_validate(lines[0].get("config")) != config:
+    if lines and not same_results(RunConfig.model_validate(lines[0].get("config")), config):
         raise InvalidConfiguration(
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",

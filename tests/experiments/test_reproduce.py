@@ -94,12 +94,12 @@ def test_a_run_that_another_call_has_claimed_is_left_to_it(tmp_path: Path) -> No
 
 def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path) -> None:
     plan = expand(table(), seeds=1, only="*-fedavg-*")
-    one = sweep(
-        [Planned(run.config, tmp_path / "one" / run.file) for run in plan], processes=1, say=lambda line: None
-    )
-    two = sweep(
-        [Planned(run.config, tmp_path / "two" / run.file) for run in plan], processes=2, say=lambda line: None
-    )
+    planned = {
+        folder: [Planned(run.config, tmp_path / folder / run.file, until=1) for run in plan]
+        for folder in ("one", "two")
+    }
+    one = sweep(planned["one"], processes=1, say=lambda line: None)
+    two = sweep(planned["two"], processes=2, say=lambda line: None)
     assert one == two
     assert {run.state for run in one} == {"done"}
 
@@ -148,6 +148,16 @@ def test_a_longer_result_is_never_replaced_by_a_shorter_one(tmp_path: Path) -> N
     assert (publish(work, target), target.read_bytes()) == (3, before)
     target.unlink()
     assert (publish(work, target), rounds_in(target)) == (2, 2)
+
+
+def test_what_only_a_service_heeds_does_not_make_another_run(tmp_path: Path) -> None:
+    config = expand(table(), seeds=1)[0].config
+    out = tmp_path / "r.jsonl"
+    simulate(config, source=None, out=out, until=1, say=lambda line: None)
+    simulate(config.model_copy(update={"quorum": 2}), source=None, out=out, until=2, say=lambda line: None)
+    assert rounds_in(out) == 2
+    with pytest.raises(InvalidConfiguration, match="another configuration"):
+        simulate(config.model_copy(update={"seed": 7}), source=None, out=out, say=lambda line: None)
 
 
 def test_the_committed_pages_say_what_the_committed_results_say(tmp_path: Path) -> None:
