@@ -166,7 +166,10 @@ class Deployment:
     # ------------------------------------------------------------ runs
 
     def create(self, config: RunConfig) -> None:
-        self.admin.create(RunRequest(config=config))
+        try:
+            self.admin.create(RunRequest(config=config))
+        except httpx.ReadTimeout:  # on a busy machine PyTorch may take longer to come than the console waits
+            self.wait_for(lambda: any(run.run == config.name for run in self.admin.runs()), "it is created")
 
     def rounds(self, run: str) -> list[RoundView]:
         return self.admin.rounds(run)
