@@ -193,18 +193,19 @@ def _blend_rows(found: list[list[dict[str, Any]]]) -> list[str]:
 def _correlation_rows(found: list[list[dict[str, Any]]]) -> list[str]:
     rows = []
     for trial, clients in enumerate(found):
-        columns = {name: [float(c[name]) for c in clients] for name in ("size", "discrepancy", "accuracy")}
-        rows.append(
-            [
-                str(trial),
-                f"{len(clients)} clients",
-                *(
-                    f"{np.corrcoef(columns[n], columns['accuracy'])[0, 1]:+.2f}"
-                    for n in ("size", "discrepancy")
-                ),
-            ]
-        )
+        accuracies = [float(client["accuracy"]) for client in clients]
+        row = [str(trial), f"{len(clients)} clients"]
+        for name in ("size", "discrepancy"):
+            row.append(_correlation([float(client[name]) for client in clients], accuracies))
+        rows.append(row)
     return table_rows(["trial", "", "correlation with size", "with discrepancy"], rows)
+
+
+def _correlation(one: list[float], other: list[float]) -> str:
+    """Pearson's, or a dash where one of them does not vary."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return "-"
+    return f"{np.corrcoef(one, other)[0, 1]:+.2f}"
 
 
 def _paint_blends(axes: Any, found: list[list[dict[str, Any]]]) -> None:
