@@ -216,7 +216,15 @@ def reproduce_table(
     flags: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     import torch
 
-    from experiments.reproduce import Request, reproduce
+    try:
+        from experiments.reproduce import Request, reproduce
+    except ModuleNotFoundError as missing:
+        if missing.name != "experiments":
+            raise
+        raise InvalidConfiguration(
+            "The paper's tables are not part of the installed package.",
+            hint="Run it from a checkout of the repository.",
+        ) from None
 
     torch.set_num_threads(1)
     raise typer.Exit(0 if reproduce(Request(**flags), say=typer.echo) else 1)
