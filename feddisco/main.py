@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -176,10 +176,17 @@ def simulate_run(
     out: Annotated[Path, typer.Option(help="Result file: JSON lines, gone on with if it is there.")],
     data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
+    engine: Annotated[
+        Literal["in-process", "processes", "grouped"] | None,
+        typer.Option(
+            help="How a round's clients are trained: one by one, side by side, or (grouped) as one model: "
+            "faster, equal but for rounding. [default: in-process, or processes if there are several]"
+        ),
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
-    """Run a configuration on this machine without HTTP: the same models, bit for bit."""
+    """Run a configuration on this machine without HTTP: the same models (bit for bit, unless grouped)."""
     from feddisco.admin import load_config
 
     given = load_config(config)  # a wrong one is told without waiting for PyTorch
@@ -188,7 +195,7 @@ def simulate_run(
     from simulation.run import simulate
 
     torch.set_num_threads(threads)
-    simulate(given, source=data, out=out, cache=cache, processes=processes, say=typer.echo)
+    simulate(given, source=data, out=out, cache=cache, engine=engine, processes=processes, say=typer.echo)
 
 
 @app.command("reproduce")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SGD"]
+__all__ = ["SGD", "fused_step"]
 
 
 class SGD:
@@ -53,15 +53,35 @@ class SGD:
         velocities = []
         if self.momentum:
             velocities = [self._velocity.setdefault(p, torch.zeros_like(p)) for p in parameters]
-        torch._fused_sgd_(
-            list(parameters),
-            [p.grad for p in parameters if p.grad is not None],
-            velocities,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=self.learning_rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=first,
-        )
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        settings = (self.learning_rate, self.momentum, self.weight_decay)
+        fused_step(parameters, gradients, velocities, *settings, first=first)
+
+
+@torch.no_grad()
+def fused_step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    *,
+    first: bool,
+) -> None:
+    """One step, in place, of tensors of one device and dtype; no ``velocities`` without ``momentum``.
+
+    ``first``: the velocities begin as the gradients, whatever they hold.
+    """
+    torch._fused_sgd_(
+        list(parameters),
+        list(gradients),
+        list(velocities),
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=learning_rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=first,
+    )

@@ -37,6 +37,8 @@ __all__ = [
     "Precision",
     "Stopped",
     "TrainProgress",
+    "local_result",
+    "local_round",
     "train",
 ]
 
@@ -124,9 +126,10 @@ def train(
         InvalidConfiguration: the model has nothing to train.
     """
     began = clock()
-    model.to(device).train()
-    load_into(model, {**start, **kept.get(LOCAL_BUFFERS, {})} if buffers == "keep-local" else start)
-    state = _local_round(model, algorithm, local, received, kept, first_time, relative_size)
+    model.to(device)
+    state = local_round(
+        model, algorithm, local, start, received, kept, first_time, relative_size, buffers=buffers
+    )
     loop = _Loop(task, algorithm, state, local, device, precision)
     steps = planned_steps(local, len(examples), seed, round, index)
     epochs = epochs_of(steps, local, len(examples))
@@ -142,27 +145,24 @@ def train(
                 loop.look(step, f"step {step} of {steps} in round {round}")
             if on_progress is not None:
                 on_progress(TrainProgress(epoch, epochs, step, steps, loop.mean_loss))
-        finish = algorithm.finish(state)
-    return LocalResult(
-        tensors={"model": _model_tensors(state, buffers)}
-        | _declared("uploads", algorithm.uploads, finish.uploads),
-        kept=_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(model, buffers),
-        steps=state.steps,
-        examples=len(examples),
-        loss=loop.mean_loss,
-        seconds=clock() - began,
-    )
+        return local_result(algorithm, state, len(examples), loop.mean_loss, clock() - began, buffers=buffers)
 
 
-def _local_round(
+def local_round(
     model: nn.Module,
     algorithm: Algorithm[Any],
     local: LocalTraining,
+    start: Mapping[str, Tensor],
     received: Mapping[str, Mapping[str, Tensor]],
     kept: Mapping[str, Mapping[str, Tensor]],
     first_time: bool,
     relative_size: float,
+    *,
+    buffers: Literal["average", "keep-local"],
 ) -> LocalRound:
+    """``model``, overwritten by ``start``, ready to be trained; the arguments are those of :func:`train`."""
+    load_into(model, {**start, **kept.get(LOCAL_BUFFERS, {})} if buffers == "keep-local" else start)
+    model.train()
     parameters = trainable(model)
     if not parameters:
         raise InvalidConfiguration(
@@ -179,6 +179,28 @@ def _local_round(
         relative_size=relative_size,
         learning_rate=local.learning_rate,
         momentum=local.momentum,
+    )
+
+
+def local_result(
+    algorithm: Algorithm[Any],
+    state: LocalRound,
+    examples: int,
+    loss: float | None,
+    seconds: float,
+    *,
+    buffers: Literal["average", "keep-local"],
+) -> LocalResult:
+    """What ``finish`` and the trained model give; raises Diverged if a parameter is no number."""
+    finish = algorithm.finish(state)
+    return LocalResult(
+        tensors={"model": _model_tensors(state, buffers)}
+        | _declared("uploads", algorithm.uploads, finish.uploads),
+        kept=_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(state.model, buffers),
+        steps=state.steps,
+        examples=examples,
+        loss=loss,
+        seconds=seconds,
     )
 
 

@@ -1,4 +1,7 @@
-"""Ways to map training over a round's clients. The result does not depend on the engine."""
+"""Ways to map training over a round's clients. The result does not depend on the engine.
+
+The third one, ``grouped`` (:mod:`simulation.grouped`), sums floats in another order: equal but for rounding.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from shared.config import RunConfig
 from simulation.jobs import Done, Job, Workshop, work_in_process
 
-__all__ = ["Engine", "InProcess", "Processes", "one_thread"]
+__all__ = ["Engine", "EngineName", "InProcess", "Processes", "one_thread"]
+
+EngineName = Literal["in-process", "processes", "grouped"]
 
 
 class Engine(Protocol):

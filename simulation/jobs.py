@@ -23,11 +23,12 @@ from shared.training import LOCAL_BUFFERS, train
 if TYPE_CHECKING:
     from torch import nn
 
-    from shared.algorithms.base import Algorithm, Groups
+    from shared.algorithms.base import Algorithm, Groups, Tensors
     from shared.data import Examples
     from shared.tasks.base import Task
+    from shared.training import LocalResult
 
-__all__ = ["Done", "Job", "Workshop"]
+__all__ = ["Done", "Given", "Job", "Workshop"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,15 @@ class Done:
     examples: int
     loss: float | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the files of a job hold: the model, and the algorithm's groups received and kept."""
+
+    start: Tensors
+    received: Groups
+    kept: Groups
 
 
 class Workshop:
@@ -105,18 +115,16 @@ class Workshop:
 
     def work(self, job: Job) -> Done:
         """Train, write the update and what the client keeps."""
-        names = [spec.name for spec in self.manifest]
-        with wire.opened(job.model) as file:
-            start = {name: file.tensor(wire.MODEL, name).clone() for name in names}
+        given = self.read(job)
         result = train(
             task=self.task,
             model=self.model,
             algorithm=self.algorithm,
             examples=self.examples(job.index),
             local=self.config.local,
-            start=start,
-            received=self._groups(job.broadcast, self.algorithm.downloads),
-            kept=self._groups(job.kept, self.algorithm.keeps) | self._buffers(job.kept),
+            start=given.start,
+            received=given.received,
+            kept=given.kept,
             first_time=job.kept is None,
             relative_size=job.relative_size,
             seed=self.config.seed,
@@ -126,6 +134,21 @@ class Workshop:
             clock=time.perf_counter,
             buffers=self.config.buffers,
         )
+        return self.write(job, result)
+
+    def read(self, job: Job) -> Given:
+        """The contents of the files that a job starts from."""
+        names = [spec.name for spec in self.manifest]
+        with wire.opened(job.model) as file:
+            start = {name: file.tensor(wire.MODEL, name).clone() for name in names}
+        return Given(
+            start=start,
+            received=self._groups(job.broadcast, self.algorithm.downloads),
+            kept=self._groups(job.kept, self.algorithm.keeps) | self._buffers(job.kept),
+        )
+
+    def write(self, job: Job, result: LocalResult) -> Done:
+        """The update's file, and that of what the client keeps, if it keeps anything."""
         wire.write(job.update, result.tensors)
         if any(result.kept.values()):
             wire.write(job.kept_after, result.kept)

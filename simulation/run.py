@@ -24,8 +24,9 @@ from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
 from shared.tensors import load_into
-from simulation.engines import Engine, InProcess, Processes
+from simulation.engines import Engine, EngineName, InProcess, Processes
 from simulation.federation import Federation, RoundOutcome
+from simulation.grouped import Grouped
 from simulation.jobs import Workshop
 
 __all__ = ["Results", "same_results", "simulate"]
@@ -72,6 +73,7 @@ def simulate(
     source: Path | None,
     out: Path,
     cache: Path | None = None,
+    engine: EngineName | None = None,
     processes: int = 1,
     until: int | None = None,
     say: Callable[[str], None] = print,
@@ -81,12 +83,14 @@ def simulate(
     ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
+    ``engine``: None is what ``processes`` asks for; ``grouped`` gives the same results but for rounding.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
     results = Results(out)
     lines = results.lines()
-    _check_same(config, lines, out)
+    chosen = _chosen(engine, processes)
+    _check_same(config, chosen, lines, out)
     if lines and lines[-1]["kind"] == "end":
         say(f"{out}: done already, final model sha256 {lines[-1]['model']}")
         return str(lines[-1]["model"])
@@ -96,9 +100,9 @@ def simulate(
     if lines:
         results.rewrite([line for line in lines if line.get("round", 0) <= federation.files.completed])
     else:
-        results.append(_header(config))
-    with _engine(config, workshop, source, cache, processes) as engine:
-        _rounds(federation, workshop, engine, results, until, say)
+        results.append(_header(config, chosen))
+    with _engine(chosen, workshop, source, cache, processes) as mapping:
+        _rounds(federation, workshop, mapping, results, until, say)
     digest = str(results.lines()[-1].get("model", ""))
     if federation.files.completed < config.rounds:
         return digest
@@ -183,13 +187,27 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
 # ---------------------------------------------------------------- surroundings
 
 
+def _chosen(engine: EngineName | None, processes: int) -> EngineName:
+    chosen = engine or ("in-process" if processes == 1 else "processes")
+    if processes > 1 and chosen != "processes":
+        raise InvalidConfiguration(
+            f"engine: {chosen} is one process, received processes {processes}.",
+            hint="Leave processes out, or choose the engine processes.",
+        )
+    return chosen
+
+
 def _engine(
-    config: RunConfig, workshop: Workshop, source: Path | None, cache: Path | None, processes: int
-) -> InProcess | Processes:
-    return InProcess(workshop) if processes == 1 else Processes(config, source, cache, processes)
+    chosen: EngineName, workshop: Workshop, source: Path | None, cache: Path | None, processes: int
+) -> InProcess | Processes | Grouped:
+    if chosen == "grouped":
+        return Grouped(workshop)
+    if chosen == "in-process":
+        return InProcess(workshop)
+    return Processes(workshop.config, source, cache, processes)
 
 
-def _header(config: RunConfig) -> dict[str, Any]:
+def _header(config: RunConfig, engine: EngineName) -> dict[str, Any]:
     import torch
 
     return {
@@ -200,6 +218,7 @@ def _header(config: RunConfig) -> dict[str, Any]:
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "engine": engine,
         },
     }
 
@@ -210,11 +229,20 @@ def same_results(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=defaults) == other.model_copy(update=defaults)
 
 
-def _check_same(config: RunConfig, lines: list[dict[str, Any]], out: Path) -> None:
-    if lines and not same_results(RunConfig.model_validate(lines[0].get("config")), config):
+def _check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any]], out: Path) -> None:
+    """The same run; the engine may change where that changes no bit."""
+    if not lines:
+        return
+    if not same_results(RunConfig.model_validate(lines[0].get("config")), config):
         raise InvalidConfiguration(
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",
+        )
+    begun = lines[0].get("machine", {}).get("engine", "in-process")
+    if begun != engine and "grouped" in (begun, engine):
+        raise InvalidConfiguration(
+            f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",
+            hint=f"Go on with --engine {begun}, or give another --out.",
         )
 
 
