@@ -84,10 +84,11 @@ def server(
         context.obj = {"data_folder": data_folder, "database_url": database_url}
         return
     from server.main import serve
+    from worker.settings import WorkerSettings
 
-    raise typer.Exit(
-        serve(_coordinator(host=host, port=port, data_folder=data_folder, database_url=database_url))
-    )
+    settings = _coordinator(host=host, port=port, data_folder=data_folder, database_url=database_url)
+    workers = [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
+    raise typer.Exit(serve(settings, known_elsewhere=workers))
 
 
 @server_app.command()
@@ -210,6 +211,10 @@ def reproduce_table(
     ] = None,
     only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side, one core each.")] = 1,
+    engine: Annotated[
+        Literal["in-process", "grouped"],
+        typer.Option(help="How each run trains a round's clients: see simulate."),
+    ] = "in-process",
     data: Annotated[
         Path | None, typer.Option(envvar="FEDDISCO_DATA", help="Folder with the data sets [../shared/data].")
     ] = None,

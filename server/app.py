@@ -8,8 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.staticfiles import StaticFiles
+from fastapi import FastAPI, Request, Response
 
 from server import errors
 from server.api import api_routers, operations
@@ -20,7 +19,8 @@ from server.database.session import make_engine
 from server.database.store import Store
 from server.intact import Intact
 from server.middleware import BodyLimit, SecurityHeaders
-from server.pages import STATIC, pages_router
+from server.pages import STATIC, pages_router, problem_response, wants_html
+from server.pages.assets import Assets
 from server.rounds import ACTOR, Rounds
 from server.security import Guard, KnownClient, admin_token, hash_token
 from server.settings import Settings
@@ -29,6 +29,7 @@ from server.threads import Threads
 from server.touches import Touches
 from server.version import VERSION
 from server.wake import Hub
+from shared.problems import Problem
 
 __all__ = ["create_app", "make_coordinator", "utc_now"]
 
@@ -94,19 +95,30 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         responses=REFUSALS,
     )
     app.state.coordinator = coordinator
-    errors.install(app, coordinator.telemetry.problem, _asks_for_a_page)
+    errors.install(app, coordinator.telemetry.problem, _asks_for_a_page, _as_page)
     app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
     app.add_middleware(SecurityHeaders)
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)
     app.include_router(pages_router(coordinator.store, coordinator.clock), dependencies=[Reader])
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/static", Assets(directory=STATIC), name="static")
     return app
 
 
 def _asks_for_a_page(request: Request) -> bool:
     return not request.url.path.startswith("/api/")
+
+
+def _as_page(request: Request, problem: Problem, answer: Response) -> Response | None:
+    """For a browser the problem as a page, with what the answer says in its headers."""
+    if not (_asks_for_a_page(request) and wants_html(request)):
+        return None
+    here: Coordinator = request.app.state.coordinator
+    page = problem_response(problem, here.clock())
+    for name, value in answer.headers.items():
+        page.headers.setdefault(name, value)
+    return page
 
 
 @asynccontextmanager

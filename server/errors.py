@@ -86,13 +86,19 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
             return InvalidRequest(f"{where}: {error.detail}")
 
 
-def install(app: FastAPI, count: Callable[[str], None], wants_dialogue: Callable[[Request], bool]) -> None:
-    """Register the handlers. ``count`` is told each problem's code."""
+def install(
+    app: FastAPI,
+    count: Callable[[str], None],
+    wants_dialogue: Callable[[Request], bool],
+    page: Callable[[Request, Problem, Response], Response | None],
+) -> None:
+    """Register the handlers. ``count`` is told each problem's code; ``page`` may make one of it."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
         count(error.code)
-        return render(error, browser=wants_dialogue(request))
+        answer = render(error, browser=wants_dialogue(request))
+        return page(request, error, answer) or answer
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

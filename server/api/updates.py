@@ -62,7 +62,7 @@ async def upload(
     async with _recorded(here, run, n, client):
         digest = announced_digest(request)
         event = UpdateReceived(client, n, report.attempt)
-        if (receipt := await here.threads.run(_early_answer, here, run, event, digest)) is not None:
+        if (receipt := await here.threads.run(_early_answer, here, run, event, report, digest)) is not None:
             return as_json(receipt)
         expected = await here.expected(run)
         incoming = await received(here, request, digest, expected.max_bytes)
@@ -101,14 +101,24 @@ def announced_digest(request: Request) -> str:
     return digest
 
 
-def _early_answer(here: Coordinator, run: str, event: UpdateReceived, digest: str) -> Receipt | None:
+def _early_answer(
+    here: Coordinator, run: str, event: UpdateReceived, report: UpdateReport, digest: str
+) -> Receipt | None:
     """Before the body is read: the receipt of the same update sent before, or a refusal, or None to go on."""
+    state = here.store.run_state(run)
     try:
-        decide(here.store.run_state(run), event, here.clock())
+        decide(state, event, here.clock())
     except UpdateRefused:
         if (receipt := _same_before(here, run, event, digest)) is None:
             raise
         return receipt
+    enrolled = state.enrolment(event.client)
+    if enrolled is not None and report.examples != enrolled.examples:
+        raise InvalidRequest(
+            f"the update was trained on {report.examples} examples, "
+            f"but {event.client} is enrolled with {enrolled.examples}: the size that its weight goes by",
+            hint="Leave the run and enrol anew when the data have changed.",
+        )
     return None
 
 
@@ -155,7 +165,6 @@ def _accept(
         digest=incoming.digest,
         bytes=incoming.bytes,
         steps=report.steps,
-        examples=report.examples,
         loss=report.loss,
         seconds=report.seconds,
     )

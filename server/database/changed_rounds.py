@@ -119,7 +119,6 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
             "update": change.facts.digest,
             "bytes": change.facts.bytes,
             "steps": change.facts.steps,
-            "examples": change.facts.examples,
             "loss": change.facts.loss,
             "seconds": change.facts.seconds,
             "uploaded_at": change.now,

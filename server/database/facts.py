@@ -35,7 +35,6 @@ class UpdateFacts:
     digest: str
     bytes: int
     steps: int
-    examples: int
     loss: float | None
     seconds: float
 

@@ -162,7 +162,6 @@ class Course:
                 digest=digest(self.name, self.number, self.attempt, index),
                 bytes=UPDATE_BYTES,
                 steps=2 * max(site.examples // 64, 1),
-                examples=site.examples,
                 loss=self.loss(index),
                 seconds=0.8 + site.examples / 300,
             )

@@ -94,7 +94,6 @@ class Story:
                 "digest": digest("update", number, client),
                 "bytes": 50,
                 "steps": 7,
-                "examples": 10,
                 "loss": 0.5,
                 "seconds": 1.5,
                 **numbers,

@@ -96,6 +96,16 @@ def test_the_refusal_names_the_tensor(at: Live) -> None:
     assert answer["hint"]
 
 
+def test_a_client_weighs_by_its_enrolled_size_and_not_by_what_it_tells_later(at: Live) -> None:
+    site, _ = enrolled(at, (10, 10))
+    site.until("train")
+    answer = site.upload("demo", 1, file_of(1.0), examples=1000)
+    assert answer.status_code == 422
+    assert "1000 examples" in answer.json()["detail"]
+    assert "enrolled with 10" in answer.json()["detail"]
+    assert site.upload("demo", 1, file_of(1.0), examples=10).status_code == 200
+
+
 def test_headers_that_are_missing_or_lie(at: Live) -> None:
     site, _ = enrolled(at, (10, 10))
     body = file_of(1.0)

@@ -428,3 +428,22 @@ def test_all_pages_on_both_databases(tmp_path: Path, database_url: str) -> None:
     }
     assert headings == {"/": "Runs", "/runs/running": "running", "/runs/running/rounds/2": "Round 2 of 20"}
     store.engine.dispose()
+
+
+def test_an_address_that_is_none_is_a_page_for_browsers_and_a_document_for_programs(
+    here: tuple[TestClient, Store],
+) -> None:
+    page = here[0].get("/nowhere", headers={"Accept": "text/html"})
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert Html(page.text).all("h1")[0].text == "No such thing"
+    for path, accept in (("/nowhere", "*/*"), ("/api/v1/nowhere", "text/html")):
+        document = here[0].get(path, headers={"Accept": accept})
+        assert (document.status_code, document.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_style_and_script_are_asked_for_once(here: tuple[TestClient, Store]) -> None:
+    addresses = re.findall(r'"(/static/[^"]+)"', here[0].get("/").text)
+    assert len(addresses) >= 3
+    for address in addresses:
+        assert "immutable" in here[0].get(address).headers["cache-control"]
+        assert "cache-control" not in here[0].get(address.partition("?")[0]).headers

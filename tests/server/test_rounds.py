@@ -99,7 +99,7 @@ def test_another_coordinators_orphan_is_taken_over(database_url: str, tmp_path: 
         incoming.write_bytes(body)
         at.coordinator.blobs.adopt(incoming)
         # applied without a shell, as if the process that did it had been killed right after its commit
-        facts = UpdateFacts(sha256(body), len(body), 1, 10, None, 0.0)
+        facts = UpdateFacts(sha256(body), len(body), 1, None, 0.0)
         event = UpdateReceived(second.name, 1, 1)
         at.coordinator.store.apply("demo", event, actor=second.name, now=utc_now(), facts=facts)
         time.sleep(1.2)
@@ -138,7 +138,7 @@ def test_kill_between_aggregation_and_commit(database_url: str, tmp_path: Path) 
             time.sleep(0.05)
     finally:
         held.send_signal(signal.SIGKILL)
-        held.wait()
+        held.communicate()
     with live(database_url, tmp_path / "data") as at:
         at.wait_for(lambda: at.run()["status"] == "completed")
         assert at.run()["model"] == MEAN
