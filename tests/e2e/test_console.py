@@ -100,7 +100,7 @@ def completed(system: Deployment, tmp_path_factory: pytest.TempPathFactory) -> D
 def test_a_run_with_a_task_of_ones_own(completed: Deployment) -> None:
     shown = completed.console("run", "show", "own")
     assert "own  completed  2/2 rounds" in shown
-    assert re.search(r"│ north +│ +trainer │ +(ready|left) │ +[01] │ +30 │", shown)
+    assert re.search(r"│ north +│ +trainer │ +(ready|finished) │ +[01] │ +30 │", shown)
     assert "Ledger of round 2" in shown
     assert "Round 2, scored by judge" in shown
     assert re.search(r"│ own +│ +completed │ +site_code:Blobs", completed.console("run", "list"))
