@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,13 @@ class Curve:
 
     config: RunConfig
     versions: dict[str, str]
+    engine: str
     categories: tuple[str, ...]
     rounds: tuple[Round, ...]
 
     def first(self, rounds: int) -> Curve:
         """Only the first ``rounds`` of it."""
-        return Curve(self.config, self.versions, self.categories, self.rounds[:rounds])
+        return replace(self, rounds=self.rounds[:rounds])
 
 
 def publish(source: Path, target: Path) -> int:
@@ -79,7 +80,8 @@ def read_curve(path: Path, config: RunConfig) -> Curve | None:
             hint="The table was changed after the run: remove the file to run it anew.",
         )
     rounds = tuple(_round(line) for line in lines if line["kind"] == "round")
-    return Curve(ran, header["versions"], tuple(header["categories"]), rounds)
+    engine = header.get("machine", {}).get("engine", "in-process")
+    return Curve(ran, header["versions"], engine, tuple(header["categories"]), rounds)
 
 
 def rounds_in(path: Path) -> int:

@@ -216,7 +216,11 @@ def _capital(text: str) -> str:
 
 def _made_with(evidence: Evidence) -> list[str]:
     versions = sorted(
-        {f"PyTorch {c.versions['torch']}" for found in evidence.curves.values() for c in found.values()}
+        {
+            f"PyTorch {curve.versions['torch']} (engine {curve.engine})"
+            for found in evidence.curves.values()
+            for curve in found.values()
+        }
     )
     return [f"Made with {', '.join(versions)}."] if versions else []
 

@@ -18,6 +18,7 @@ from experiments.tables import HERE, Table, available, load_table, settings
 from experiments.theory_page import theory_page
 from shared.config import Frozen
 from shared.problems import InvalidConfiguration
+from simulation.engines import EngineName
 from simulation.sweep import Planned, claimed, sweep
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
@@ -39,6 +40,7 @@ class Request(Frozen):
     rounds: int | None = None
     only: str = "*"
     processes: int = 1
+    engine: EngineName = "in-process"
     data: Path | None = None
     results: Path = RESULTS
     docs: Path = DOCS
@@ -105,7 +107,7 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
             without[run.config.task] = str(problem)
             continue
         work = request.results / WORK
-        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds))
+        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds, request.engine))
     return _Missing(tuple(runs), without)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 from shared.config import RunConfig
 from shared.problems import Problem
 from shared.training import Diverged
-from simulation.engines import one_thread
+from simulation.engines import EngineName, one_thread
 from simulation.run import simulate
 
 __all__ = ["Planned", "Swept", "claimed", "sweep"]
@@ -36,6 +36,7 @@ class Planned:
     source: Path | None = None
     cache: Path | None = None
     until: int | None = None
+    engine: EngineName = "in-process"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def _carry_out(planned: Planned, say: Say) -> Swept:
                 source=planned.source,
                 out=planned.out,
                 cache=planned.cache,
+                engine=planned.engine,
                 until=planned.until,
                 say=say,
             )

@@ -71,6 +71,13 @@ def test_a_table_from_nothing_to_its_page_in_two_calls(small: Path) -> None:
     )
 
 
+def test_the_page_says_which_engine_made_it(small: Path) -> None:
+    asked = request(small, seeds=1, rounds=1, only="*-fedavg-sizes-*", engine="grouped")
+    assert reproduce(asked, lambda line: None)
+    page = (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
+    assert page.rstrip().endswith("(engine grouped).")
+
+
 def test_report_only_runs_nothing(small: Path) -> None:
     assert reproduce(request(small, report_only=True), lambda line: None)
     assert not (small / "results").exists()
