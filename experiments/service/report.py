@@ -48,11 +48,11 @@ def _head(runs: dict[str, dict[str, Any]]) -> str:
     digests = "\n".join(f"* {title}: final model sha256 `{run['model']}`" for title, run in runs.items())
     return f"""# CIFAR-10 through the service
 
-Six worker processes, an evaluator and a coordinator on one machine with 2 cores; simple CNN (62,006 parameters),
-NIID-2 (five clients with two classes each, one with all ten; 8,330 images each), 20 rounds of one local epoch, SGD
-with learning rate 0.01 and momentum 0.9, seed 0: one run each, so differences of a point or two mean nothing. The
-images are a JPEG copy of CIFAR-10 (about 30 dB), so figures are not those of the original files. PyTorch
-{versions["torch"]}, Python {versions["python"]}. Made with
+Six worker processes, an evaluator and a coordinator on one machine with 2 cores; simple CNN (62,006
+parameters), NIID-2 (five clients with two classes each, one with all ten; 8,330 images each), 20 rounds of
+one local epoch, SGD with learning rate 0.01 and momentum 0.9, seed 0. One run each: differences of a point or
+two mean nothing. The images are a JPEG copy of CIFAR-10 (about 30 dB), so figures are not those of the
+original files. PyTorch {versions["torch"]}, Python {versions["python"]}. Made with
 
     feddisco demo experiments/service/NAME.yaml --data cifar10-jpeg.zip --save docs/cifar10-service/NAME.json
     python -m experiments.service.report
