@@ -31,7 +31,7 @@ test-chaos: $(VENV)/.dev ## kill -9 of coordinator and workers at every step, th
 lint: $(VENV)/.dev ## ruff, mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy -p shared -p server -p worker -p simulation -p feddisco
+	@$(BIN)/mypy -p shared -p server -p worker -p simulation -p feddisco -p experiments
 
 format: $(VENV)/.dev ## write what ruff would write
 	@$(BIN)/ruff check --fix .

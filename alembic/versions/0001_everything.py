@@ -82,7 +82,9 @@ def upgrade() -> None:
         sa.Column("role", one_of("role", "trainer", "evaluator"), nullable=False),
         sa.Column(
             "status",
-            one_of("enrolmentstatus", "awaiting_discrepancy", "ready", "away", "left", "finished", "declined"),
+            one_of(
+                "enrolmentstatus", "awaiting_discrepancy", "ready", "away", "left", "finished", "declined"
+            ),
             nullable=False,
         ),
         sa.Column("index", sa.BigInteger(), nullable=True),
