@@ -52,7 +52,9 @@ class SGD:
     def _fused(self, parameters: list[nn.Parameter], first: bool) -> None:
         velocities = []
         if self.momentum:
-            velocities = [self._velocity.setdefault(p, torch.zeros_like(p)) for p in parameters]
+            if first:
+                self._velocity.update({p: torch.zeros_like(p) for p in parameters})
+            velocities = [self._velocity[p] for p in parameters]
         gradients = [p.grad for p in parameters if p.grad is not None]
         settings = (self.learning_rate, self.momentum, self.weight_decay)
         fused_step(parameters, gradients, velocities, *settings, first=first)

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from shared.algorithms.base import Algorithm, LocalRound
 from shared.batches import batches, planned_steps
@@ -78,7 +77,9 @@ class Grouped:
     def _work(self, jobs: Sequence[Job]) -> list[Done]:
         """``jobs``, those of the most steps first."""
         workshop, began = self._workshop, time.perf_counter()
-        rows = self._rows.setdefault(len(jobs), Rows(workshop.model, len(jobs)))
+        if len(jobs) not in self._rows:
+            self._rows[len(jobs)] = Rows(workshop.model, len(jobs))
+        rows = self._rows[len(jobs)]
         clients = [self._client(job, model) for job, model in zip(jobs, rows.models, strict=True)]
         seed = derive(workshop.config.seed, "dropout", jobs[0].round, jobs[0].index)
         with reproducible(seed, workshop.device):  # for hooks that draw; the known layers do not
@@ -172,12 +173,9 @@ class _Loop:
                 self._look(client, step)
 
     def _backward(self, active: Sequence[_Client], leaves: dict[str, Tensor]) -> None:
-        """Gradients of the sum of the clients' losses: none depends on another's parameters.
-
-        Shorter batches are filled up with zeros, whose outputs enter no loss.
-        """
+        """Gradients of the sum of the clients' losses: none depends on another's parameters."""
         inputs, targets = zip(*(client.batch(self._task) for client in active), strict=True)
-        outputs = self._function(pad_sequence(list(inputs), batch_first=True), leaves)  # (K, B, outputs)
+        outputs = self._function(inputs, leaves)  # (K, B, outputs)
         losses = [self._task.loss(row[: len(t)], t) for row, t in zip(outputs, targets, strict=True)]
         for leaf in leaves.values():
             leaf.grad = None

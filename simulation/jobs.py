@@ -149,7 +149,7 @@ class Workshop:
 
     def write(self, job: Job, result: LocalResult) -> Done:
         """The update's file, and that of what the client keeps, if it keeps anything."""
-        wire.write(job.update, result.tensors)
+        wire.write(job.update, result.tensors, durable=False)  # the round is trained again after a crash
         if any(result.kept.values()):
             wire.write(job.kept_after, result.kept)
         return Done(job.index, result.steps, result.examples, result.loss, result.seconds)

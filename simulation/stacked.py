@@ -7,7 +7,7 @@ no parameters runs as it is. Between layers, images lie channels last: several t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -59,11 +59,7 @@ class _Activations:
 
     def images(self) -> Tensor:
         """(B, K C, H, W)"""
-        if self.joined:
-            return self.values
-        clients, batch, channels, height, width = self.values.shape
-        pixels = self.values.permute(1, 3, 4, 0, 2).reshape(batch, height, width, clients * channels)
-        return pixels.permute(0, 3, 1, 2)
+        return self.values if self.joined else _joined(list(self.values))
 
     def vectors(self) -> Tensor:
         """(K, B, F), each client's example flattened in the order channels, height, width."""
@@ -94,13 +90,37 @@ class StackedModel:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         layers = _pooling_first([_checked(path, layer) for path, layer in _chain(model)])
         self._operations = [_operation(layer, names) for layer in layers]
+        self._takes_images = bool(layers) and isinstance(layers[0], (nn.Conv2d, *POOLING))
 
-    def __call__(self, inputs: Tensor, parameters: Parameters) -> Tensor:
-        """Inputs (K, B, ...) to outputs (K, B, outputs); row k of each is client k's."""
-        activations = _Activations(inputs, len(inputs))
+    def __call__(self, inputs: Sequence[Tensor], parameters: Parameters) -> Tensor:
+        """K clients' inputs (B_k, ...) to outputs (K, B, outputs), B the longest; row k is client k's.
+
+        Shorter batches are filled up with zeros: their last outputs mean nothing.
+        """
+        filled = _filled(inputs)
+        activations = (
+            _Activations(_joined(filled), len(filled), joined=True)
+            if self._takes_images
+            else _Activations(torch.stack(filled), len(filled))
+        )
         for operation in self._operations:
             activations = operation(activations, parameters)
         return activations.vectors()
+
+
+def _filled(inputs: Sequence[Tensor]) -> list[Tensor]:
+    longest = max(len(values) for values in inputs)
+    return [
+        values
+        if len(values) == longest
+        else torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
+        for values in inputs
+    ]
+
+
+def _joined(images: Sequence[Tensor]) -> Tensor:
+    """K times (B, C, H, W) as (B, K C, H, W), channels last; first side by side, which is faster."""
+    return torch.cat(list(images), dim=1).contiguous(memory_format=torch.channels_last)
 
 
 def _chain(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -186,7 +186,7 @@ def test_gradients_of_one_step(name: str) -> None:
     images = torch.randn((3, 5, 3, 16, 16), generator=generator)
     labels = torch.randint(0, 4, (3, 5), generator=generator)
     leaves = rows.first(3)
-    outputs = StackedModel(template)(images, leaves)
+    outputs = StackedModel(template)(list(images), leaves)
     torch.stack(
         [functional.cross_entropy(*pair) for pair in zip(outputs, labels, strict=True)]
     ).sum().backward()
@@ -272,7 +272,7 @@ def test_a_linear_layer_over_images_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(14, 2))
     rows = Rows(model, 2)
     with pytest.raises(InvalidConfiguration, match=r"Linear\(in_features=14.* only after nn\.Flatten"):
-        StackedModel(model)(torch.zeros(2, 5, 3, 16, 16), rows.first(2))
+        StackedModel(model)([torch.zeros(5, 3, 16, 16)] * 2, rows.first(2))
 
 
 def test_a_loss_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,237 @@
+"""The simulation's engines against a plain PyTorch loop doing the same training: one JSON line.
+
+Sixty clients (NIID-2, 50 + 10), ten a round, simple CNN on noise of 3x32x32 with CIFAR-10's crop, flip and
+normalisation, SGD with momentum 0.9. A round is counted whole: the plain loop averages the clients' models in
+memory; the engines also read and write the files that a service would send, and aggregate those.
+
+* ``samples_per_second``: by wall clock, medians of the rounds, which the four do in turns.
+* ``samples_per_cpu_second``: by CPU time of the process and its children, for crowded machines.
+* ``speed``: the plain loop's CPU time over an engine's, the median of the turns; ``speed_by_wall``: the same
+  of wall clock times, where two processes gain by a second core.
+* ``difference``: largest distance of a parameter from the plain loop's, after all rounds.
+
+Run: ``python -m benchmarks.simulation``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from shared import wire
+from shared.batches import batches
+from shared.config import RunConfig
+from shared.data import Examples
+from shared.seeds import torch_generator
+from shared.tasks.base import Split
+from shared.tasks.cifar10 import CIFAR10
+from shared.tensors import load_into, state_of
+from simulation.engines import Engine, InProcess, Processes
+from simulation.federation import Federation
+from simulation.grouped import Grouped
+from simulation.jobs import Workshop
+
+PLAIN = "plain"
+
+
+class Noise(CIFAR10):
+    """30,000 random images in CIFAR-10's shape, 3,000 of each class."""
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        number = 30_000 if split == "train" else 100
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randint(0, 256, (number, *self.input_shape), generator=generator, dtype=torch.uint8)
+        return Examples(images, torch.arange(number) % 10)
+
+
+def config(rounds: int, epochs: int) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "simulation",
+            "task": "benchmarks.simulation:Noise",
+            "classes": CIFAR10.classes,
+            "rounds": rounds,
+            "weighting": {"kind": "sizes"},
+            "partition": "niid2:50+10",
+            "clients_per_round": 10,
+            "local": {"epochs": epochs, "batch_size": 64, "learning_rate": 0.01, "momentum": 0.9},
+        }
+    )
+
+
+# ---------------------------------------------------------------- the plain loop
+
+
+class PlainLoop:
+    """What a researcher's script does: one client after the other, everything in memory."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+        self.model: nn.Module = workshop.task.build_model(None, workshop.config.seed)
+        self.state = state_of(self.model)
+
+    def round(self, number: int, clients: Sequence[int]) -> None:
+        sizes = [len(self.workshop.examples(client)) for client in clients]
+        mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        for client, size in zip(clients, sizes, strict=True):
+            load_into(self.model, self.state)
+            self.train(number, client)
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    mean[name].add_(parameter, alpha=size / sum(sizes))
+        self.state = mean
+
+    def samples(self, number: int, client: int) -> int:
+        """What one round trains the client on, repetitions counted."""
+        config, size = self.workshop.config, len(self.workshop.examples(client))
+        return sum(len(part) for _, part in batches(config.local, size, config.seed, number, client))
+
+    def train(self, number: int, client: int) -> None:
+        local, seed = self.workshop.config.local, self.workshop.config.seed
+        task, examples = self.workshop.task, self.workshop.examples(client)
+        optimizer = torch.optim.SGD(
+            self.model.parameters(), local.learning_rate, local.momentum, weight_decay=local.weight_decay
+        )
+        augmentation = torch_generator(seed, "augmentation", number, client)
+        self.model.train()
+        for _, positions in batches(local, len(examples), seed, number, client):
+            inputs = task.prepare(examples.inputs[positions], augmentation)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(inputs), examples.targets[positions])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+# ---------------------------------------------------------------- measuring
+
+
+@dataclass
+class Times:
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, work: Callable[[], object]) -> None:
+        began, before = time.perf_counter(), cpu_seconds()
+        work()
+        self.cpu.append(cpu_seconds() - before)
+        self.wall.append(time.perf_counter() - began)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its living children."""
+    process = psutil.Process()
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return float(sum(one.user + one.system for one in times))
+
+
+class EngineLoop:
+    """Rounds of the simulation, without the evaluation."""
+
+    def __init__(self, engine: Engine, workshop: Workshop, folder: Path) -> None:
+        folder.mkdir()
+        self.federation = Federation(workshop.config, workshop, folder)
+        self.names = [spec.name for spec in workshop.manifest]
+        self._rounds = self.federation.rounds(engine)
+
+    @property
+    def clients(self) -> list[int]:
+        """Who takes part in the next round."""
+        current = self.federation.run.round
+        return [] if current is None else [participant.index for participant in current.participants]
+
+    def round(self) -> None:
+        self._model = next(self._rounds).scored
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return wire.read_group(self._model, wire.MODEL, self.names)
+
+
+def measure(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
+    """``rounds`` turns after one to warm up."""
+    given = config(rounds + 1, epochs)
+    workshop = Workshop(given, None)
+    plain = PlainLoop(workshop)
+    with InProcess(workshop) as one, Processes(given, None, None, 2) as two, Grouped(workshop) as grouped:
+        engines: dict[str, Engine] = {"in-process": one, "processes": two, "grouped": grouped}
+        loops = {name: EngineLoop(engine, workshop, folder / name) for name, engine in engines.items()}
+        times = {name: Times() for name in (PLAIN, *loops)}
+        samples = [turn(number, plain, loops, times) for number in range(1, rounds + 2)]
+    return figures(times, samples) | {
+        "difference": {name: largest(plain.state, loop.state) for name, loop in loops.items()}
+    }
+
+
+def turn(number: int, plain: PlainLoop, loops: dict[str, EngineLoop], times: dict[str, Times]) -> int:
+    """One round of each, another one first each time; the samples that each trained on."""
+    clients = loops["in-process"].clients
+    works: list[tuple[str, Callable[[], None]]] = [(name, loop.round) for name, loop in loops.items()]
+    works.append((PLAIN, partial(plain.round, number, clients)))
+    for place in range(len(works)):
+        name, work = works[(number + place) % len(works)]
+        times[name].measure(work)
+    return sum(plain.samples(number, client) for client in clients)
+
+
+def figures(times: dict[str, Times], samples: list[int]) -> dict[str, Any]:
+    def rates(seconds: list[float]) -> float:
+        return round(median(n / s for n, s in list(zip(samples, seconds, strict=True))[1:]))
+
+    def speed(of: Callable[[Times], list[float]], name: str) -> float:
+        pairs = list(zip(of(times[PLAIN]), of(times[name]), strict=True))[1:]
+        return round(median(reference / ours for reference, ours in pairs), 3)
+
+    engines = [name for name in times if name != PLAIN]
+    return {
+        "samples_per_second": {name: rates(taken.wall) for name, taken in times.items()},
+        "samples_per_cpu_second": {name: rates(taken.cpu) for name, taken in times.items()},
+        "speed": {name: speed(lambda taken: taken.cpu, name) for name in engines},
+        "speed_by_wall": {name: speed(lambda taken: taken.wall, name) for name in engines},
+    }
+
+
+def largest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Simulation engines against a plain loop; prints one JSON line."
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns that count, after one that does not")
+    parser.add_argument("--epochs", type=int, default=2)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = measure(Path(folder), chosen.rounds, chosen.epochs)
+    about = {
+        "benchmark": "simulation",
+        "rounds": chosen.rounds,
+        "epochs": chosen.epochs,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    sys.stdout.write(json.dumps(about | numbers) + "\n")
+
+
+if __name__ == "__main__":
+    main()
