@@ -30,9 +30,12 @@ LIVE_RUNS = ("live-pause", "live-heartbeat", "live-stop")
 NOW = seed.FIRST_MOMENT + dt.timedelta(hours=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser, or the test is skipped. Each context is a new user data folder."""
+    """The browser, or the test is skipped. Each context is a new user data folder.
+
+    Not for the session: while Playwright runs, its event loop runs too, and no other test could start one.
+    """
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no chromium on PATH (Debian: apt-get install chromium)")

@@ -12,7 +12,7 @@ import pytest
 from tests.browser.seed import EVALUATOR, SITES, enrolling_run, token_of
 from tests.browser.serving import Served, free_port, prepared, serving
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PAGES = {
     "runs": "/",

@@ -72,7 +72,7 @@ def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path:
     for row in _rounds(at):
         assert [entry["steps"] for entry in row["ledger"]] == [3, 3]
         assert [evaluation["client"] for evaluation in row["evaluations"]] == ["judge"]
-    assert {row["status"] for row in run["enrolments"]} == {"left"}  # all have seen the end
+    assert {row["status"] for row in run["enrolments"]} == {"finished"}  # all have seen the end
     assert "demo round 2: 3 steps, loss " in crew[0].log
     assert "demo: completed" in crew[2].log
 
