@@ -21,6 +21,7 @@ router = APIRouter(tags=["work"])
 LONGEST_SECONDS = 60.0
 TRIES = 5
 HEADER = "Feddisco-Waiting"
+LONGEST_SENTENCE = 1000  # proxies answer 502 to a header of 4 KiB or more
 CLOSING = "the coordinator is shutting down"
 Wait = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
 
@@ -85,5 +86,5 @@ def _take(here: Coordinator, client: str, assignment: Train) -> None:
 
 
 def _header(sentence: str) -> str:
-    """HTTP headers hold ASCII without line breaks."""
-    return " ".join(sentence.split()).encode("ascii", "replace").decode()
+    """HTTP headers hold ASCII without line breaks, and not the failures of a whole round at length."""
+    return " ".join(sentence.split()).encode("ascii", "replace").decode()[:LONGEST_SENTENCE]
