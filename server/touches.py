@@ -49,7 +49,7 @@ class Touches:
         seen, self._seen = self._seen, {}
         if seen:
             with writing(self._engine) as connection:
-                for client, at in seen.items():
+                for client, at in sorted(seen.items()):  # one order: two coordinators' locks never cross
                     touch(connection, client, at)
 
     async def run(self) -> None:
