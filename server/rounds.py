@@ -142,6 +142,8 @@ class Rounds:
                 orphaned_after = ORPHANED_AFTER
             except ServiceFault as fault:
                 log.warning("cannot look at deadlines now: %s", fault.detail)
+            except Exception:  # without this loop no deadline would ever end a round again
+                log.exception("cannot look at deadlines now")
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _pass_time(self) -> None:
@@ -150,6 +152,10 @@ class Rounds:
                 self.commit(run, TimePassed(), actor=ACTOR)
             except Conflict as conflict:
                 log.info("run %s was faster than its deadline: %s", run, conflict.detail)
+            except ServiceFault:
+                raise
+            except Exception:  # other runs' deadlines go on
+                log.exception("the deadline of run %s cannot be applied", run)
 
     async def _adopt_orphans(self, after: dt.timedelta) -> None:
         now = self._clock()
@@ -195,7 +201,7 @@ class Rounds:
         except Exception as error:
             log.exception("aggregation of round %d of %s failed", number, run)
             self._telemetry.aggregation_failures.inc()
-            return AggregationFailed(number, attempt, f"the aggregation failed: {error}"), None
+            return AggregationFailed(number, attempt, str(error) or type(error).__name__), None
 
 
 def _import_aggregation() -> None:
