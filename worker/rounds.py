@@ -11,7 +11,7 @@ import torch
 
 from shared import problems, wire
 from shared.evaluation import evaluate
-from shared.problems import DigestMismatch, Problem, Truncated, UpdateInvalid, UpdateRefused
+from shared.problems import DigestMismatch, InvalidRequest, Problem, Truncated, UpdateRefused
 from shared.schemas import Failure, UpdateReport
 from shared.tensors import load_into
 from shared.training import Diverged, LocalResult, Stopped, train
@@ -164,7 +164,7 @@ class RoundWork:
             return
         except (DigestMismatch, Truncated):
             raise  # damaged on the way: it is sent again at the next assignment
-        except UpdateInvalid as invalid:
+        except InvalidRequest as invalid:  # also other data than enrolled: sent again, it stays refused
             self._give_up(assignment, invalid.code, str(invalid))
             return
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
