@@ -41,13 +41,14 @@ async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
         await here.threads.run(_back, here, client)
     with here.hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
         while True:
-            assignment, waiting = await here.threads.run(_next, here, client)
-            if assignment is not None:
+            if (assignment := await here.threads.run(_next, here, client)) is not None:
                 return as_json(assignment)
             left = end - time.monotonic()
             if left <= 0 or not await _woken(here, waiter, left):
-                sentence = CLOSING if here.hub.closed else waiting
-                return Response(status_code=204, headers={HEADER: _header(sentence)})
+                break
+    # asked only now: most polls end with an assignment, and the sentence is of the moment that it is read
+    sentence = CLOSING if here.hub.closed else await here.threads.run(_waiting, here, client)
+    return Response(status_code=204, headers={HEADER: _header(sentence)})
 
 
 async def _woken(here: Coordinator, waiter: Waiter, seconds: float) -> bool:
@@ -66,23 +67,27 @@ def _back(here: Coordinator, client: str) -> None:
             here.rounds.commit(run, ClientSeen(client), actor=client)
 
 
-def _next(here: Coordinator, client: str) -> tuple[Assignment | None, str]:
+def _next(here: Coordinator, client: str) -> Assignment | None:
     """On a thread. An assignment to train is noted as taken before it is given."""
     for _ in range(TRIES):
-        assignment, waiting = here.store.work_for(client, here.clock())
+        assignment = here.store.work_for(client)
         if not isinstance(assignment, Train):
-            return assignment, waiting
+            return assignment
         try:
             _take(here, client, assignment)
         except Conflict:
             continue  # the round was closed in between: ask again
-        return assignment, waiting
-    return None, "the round is changing"
+        return assignment
+    return None  # the round is changing all the time: the next change wakes the client
 
 
 def _take(here: Coordinator, client: str, assignment: Train) -> None:
     event = AssignmentTaken(client, assignment.round, assignment.attempt)
     here.rounds.commit(assignment.run, event, actor=client)
+
+
+def _waiting(here: Coordinator, client: str) -> str:
+    return here.store.waiting_for(client, here.clock())
 
 
 def _header(sentence: str) -> str:

@@ -217,10 +217,15 @@ class Store:
 
     # ---------------------------------------------------------------- what a client is asked
 
-    def work_for(self, client: str, now: dt.datetime) -> tuple[Assignment | None, str]:
-        """The next assignment, or None and a sentence: what the client waits for."""
+    def work_for(self, client: str) -> Assignment | None:
+        """The next assignment."""
         with reading(self.engine) as connection:
-            return work.work_for(connection, client, now, self._configs)
+            return work.work_for(connection, client, self._configs)
+
+    def waiting_for(self, client: str, now: dt.datetime) -> str:
+        """Where there is no assignment: a sentence that says what the client waits for."""
+        with reading(self.engine) as connection:
+            return work.waiting_for(connection, client, now, self._configs)
 
     def away_in(self, client: str) -> list[str]:
         """Open runs in which the client counts as away: apply ClientSeen to them when it polls."""

@@ -13,7 +13,7 @@ from server.database.queries import newest_model
 from server.database.session import Reading
 from server.database.snapshots import Configs
 from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
-from server.lifecycle.machine import waiting_for
+from server.lifecycle import machine
 from shared.config import DiscoWeighting
 from shared.schemas import (
     Assignment,
@@ -29,7 +29,7 @@ from shared.schemas import (
     Train,
 )
 
-__all__ = ["away_in", "work_for"]
+__all__ = ["away_in", "waiting_for", "work_for"]
 
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
 _RUN = sa.bindparam("of_run", type_=sa.String)
@@ -96,26 +96,22 @@ _OPEN_TO = (
 )
 
 
-def work_for(
-    connection: Reading, client: str, now: dt.datetime, configs: Configs
-) -> tuple[Assignment | None, str]:
-    """The client's next assignment over all runs, or None and a sentence that says what it waits for.
+def work_for(connection: Reading, client: str, configs: Configs) -> Assignment | None:
+    """The client's next assignment over all runs.
 
     In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
     ended. Within each, the oldest run first.
     """
     named = {"of_client": client}
     if (row := connection.select(_TRAIN, named).one_or_none()) is not None:
-        return Train(**row._mapping), ""
+        return Train(**row._mapping)
     enrolled = connection.select(_ENROLMENTS, named).all()
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
     if found is not None:
-        return found, ""
+        return found
     if (run := connection.select(_OPEN_TO, named).scalar()) is not None:
-        return Enrol(run=run), ""
-    if (end := _finished(connection, enrolled)) is not None:
-        return end, ""
-    return None, _waiting(connection, enrolled, now, configs)
+        return Enrol(run=run)
+    return _finished(connection, enrolled)
 
 
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
@@ -188,10 +184,12 @@ def _finished(connection: Reading, enrolled: Any) -> Finished | None:
     return None
 
 
-def _waiting(connection: Reading, enrolled: Any, now: dt.datetime, configs: Configs) -> str:
-    """One sentence a run, each beginning with the run's name."""
+def waiting_for(connection: Reading, client: str, now: dt.datetime, configs: Configs) -> str:
+    """What a client without an assignment waits for: a sentence a run, beginning with the run's name."""
+    enrolled = connection.select(_ENROLMENTS, {"of_client": client}).all()
     sentences = [
-        f"{row.run}: {waiting_for(snapshots.load(connection, row.run, configs).run, now)}" for row in enrolled
+        f"{row.run}: {machine.waiting_for(snapshots.load(connection, row.run, configs).run, now)}"
+        for row in enrolled
     ]
     return "; ".join(sentences) or "no run on this coordinator is open to this client"
 

@@ -30,20 +30,20 @@ def story(engine: sa.Engine) -> Story:
 
 
 def work(story: Story, client: str) -> Assignment | None:
-    return story.store.work_for(client, later(1))[0]
+    return story.store.work_for(client)
 
 
 def test_from_enrolment_to_the_end(story: Story) -> None:
     story.register("a", "b")
-    assert story.store.work_for("a", NOW) == (None, "no run on this coordinator is open to this client")
+    assert work(story, "a") is None
+    assert story.store.waiting_for("a", NOW) == "no run on this coordinator is open to this client"
     story.create()
     assert work(story, "a") == Enrol(run=RUN)
     story.enrol("a")
     assert work(story, "a") == SubmitDiscrepancy(run=RUN, metric="kl", target="uniform")
     story.submit("a")
-    nothing, waiting = story.store.work_for("a", NOW)
-    assert nothing is None
-    assert waiting.startswith("hospitals: 1 of 2 ")
+    assert work(story, "a") is None
+    assert story.store.waiting_for("a", NOW).startswith("hospitals: 1 of 2 ")
     story.enrol("b")
     story.submit("b")
     assert work(story, "a") == Train(
@@ -60,7 +60,7 @@ def test_from_enrolment_to_the_end(story: Story) -> None:
     assert isinstance(work(story, "a"), Train)  # a restarted worker is told again
     story.upload("a")
     assert work(story, "a") is None
-    assert "b" in story.store.work_for("a", NOW)[1]
+    assert "b" in story.store.waiting_for("a", NOW)
     story.upload("b")
     story.aggregate()
     train = work(story, "a")
