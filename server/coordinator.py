@@ -19,6 +19,7 @@ from server.expected import Expected, expected_of
 from server.intact import Intact
 from server.lifecycle.events import Event
 from server.lifecycle.machine import Decision
+from server.recent import RecentBlobs, Told
 from server.rounds import Rounds
 from server.security import Guard, bearer
 from server.settings import Settings
@@ -48,6 +49,8 @@ class Coordinator:
     rounds: Rounds
     intact: Intact
     touches: Touches
+    told: Told = field(default_factory=Told)
+    recent_blobs: RecentBlobs = field(default_factory=RecentBlobs)
     _expected: OrderedDict[str, Expected] = field(default_factory=OrderedDict)
 
     async def commit(self, run: str, event: Event, *, actor: str, facts: Facts | None = None) -> Decision:

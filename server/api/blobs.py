@@ -15,6 +15,7 @@ from server.api.ranges import wanted_range
 from server.api.updates import BODY, announced_digest, received
 from server.blobs import Incoming
 from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
+from server.recent import BLOB_BYTES
 from shared.digests import format_content_digest
 from shared.problems import DigestMismatch, Forbidden
 
@@ -40,9 +41,10 @@ async def download(sha256: DigestInPath, request: Request, here: Here, client: C
         "Cache-Control": "private, max-age=31536000, immutable",
         "Accept-Ranges": "bytes",
     }
-    file, size = await here.threads.run(_open, here, sha256, client)
+    blob, size = await _found(here, sha256, client)
     with contextlib.ExitStack() as unless_streamed:
-        unless_streamed.callback(file.close)
+        if not isinstance(blob, bytes):
+            unless_streamed.callback(blob.close)
         if _has_it(request, sha256):
             return Response(status_code=304, headers=headers)
         start, stop, status = wanted_range(request, size, sha256)
@@ -50,10 +52,10 @@ async def download(sha256: DigestInPath, request: Request, here: Here, client: C
         if request.method == "HEAD":
             return Response(None, status, headers, MEDIA_TYPE)
         here.telemetry.sent.inc(stop - start)
-        if stop - start <= PIECE_BYTES:  # most likely in memory already, so not worth another thread
-            return Response(os.pread(file.fileno(), stop - start, start), status, headers, MEDIA_TYPE)
+        if isinstance(blob, bytes):
+            return Response(blob[start:stop], status, headers, MEDIA_TYPE)
         unless_streamed.pop_all()
-    return StreamingResponse(_pieces(here, file, start, stop), status, headers, MEDIA_TYPE)
+    return StreamingResponse(_pieces(here, blob, start, stop), status, headers, MEDIA_TYPE)
 
 
 def _about(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:
@@ -63,14 +65,30 @@ def _about(digest: str, start: int, stop: int, size: int, status: int) -> dict[s
     return {**length, "Content-Digest": format_content_digest(digest)}
 
 
-def _open(here: Coordinator, digest: str, client: str | None) -> tuple[BinaryIO, int]:
-    if client is not None and not here.store.blob_readable(client, digest):
+async def _found(here: Coordinator, digest: str, client: str | None) -> tuple[bytes | BinaryIO, int]:
+    """A small blob's bytes, or a large one's file to be closed by the caller; and its size."""
+    told = client is None or here.told.holds(client, digest)
+    blob = here.recent_blobs.get(digest) if told else None
+    if blob is not None:
+        return blob, len(blob)
+    found, size = await here.threads.run(_open, here, digest, None if told else client)
+    if isinstance(found, bytes):
+        here.recent_blobs.keep(digest, found)
+    return found, size
+
+
+def _open(here: Coordinator, digest: str, ask_for: str | None) -> tuple[bytes | BinaryIO, int]:
+    if ask_for is not None and not here.store.blob_readable(ask_for, digest):
         raise Forbidden(
-            f"client {client!r} may not read blob {digest}, or there is none",
+            f"client {ask_for!r} may not read blob {digest}, or there is none",
             hint="A client reads the models and the broadcast state of the runs in which it is enrolled.",
         )
     file = here.blobs.open(digest)
-    return file, os.fstat(file.fileno()).st_size
+    size = os.fstat(file.fileno()).st_size
+    if size > BLOB_BYTES:
+        return file, size
+    with file:
+        return file.read(), size
 
 
 def _has_it(request: Request, digest: str) -> bool:

@@ -42,6 +42,8 @@ async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
     with here.hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
         while True:
             if (assignment := await here.threads.run(_next, here, client)) is not None:
+                if isinstance(assignment, Train):
+                    here.told.note(client, (assignment.model, assignment.broadcast))
                 return as_json(assignment)
             left = end - time.monotonic()
             if left <= 0 or not await _woken(here, waiter, left):
