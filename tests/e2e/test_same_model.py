@@ -127,7 +127,9 @@ def test_service_and_simulation(algorithm: str, with_every_algorithm: Deployment
 def test_what_one_coordinator_commits_wakes_the_other_ones_clients(on_postgres: Deployment) -> None:
     """Shorter than the 8 seconds after which a poll looks again by itself: only the relay can answer it."""
     wait = 6.0
-    on_postgres.create(run_config("before", min_clients=50))  # a first model takes as long as importing PyTorch
+    on_postgres.create(
+        run_config("before", min_clients=50)
+    )  # a first model takes as long as importing PyTorch
     on_postgres.admin.control("before", "stop")
     second = on_postgres.urls["second"]
     join = {"Authorization": f"Bearer {on_postgres.processes.environment['FEDDISCO_JOIN_TOKEN']}"}
