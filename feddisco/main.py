@@ -24,8 +24,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-server_app = typer.Typer(help="The coordinator.", invoke_without_command=True)
+server_app = typer.Typer(invoke_without_command=True)
 run_app = typer.Typer(help="Runs: create, look, control (admin).", no_args_is_help=True)
 clients_app = typer.Typer(help="Clients: invite, list, revoke (admin).", no_args_is_help=True)
 app.add_typer(server_app, name="server")
@@ -54,7 +55,10 @@ def _coordinator(**flags: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        faults = (f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors() if fault["loc"])
+        faults = (
+            ": ".join([*(str(part) for part in fault["loc"][:1]), fault["msg"].removeprefix("Value error, ")])
+            for fault in error.errors()
+        )
         raise InvalidConfiguration("; ".join(faults), hint="See docs/settings-coordinator.md.") from None
 
 

@@ -87,11 +87,21 @@ def check_current(engine: sa.Engine) -> None:
 
 
 def upgrade(url: str | sa.URL, revision: str = "head") -> None:
-    """Bring the database to ``revision``; nothing happens if it is there. Processes wait for one another."""
+    """Bring the database to ``revision``; nothing happens if it is there. Processes wait for one another.
+
+    Raises :class:`SchemaOutdated` if a newer program made the schema.
+    """
     from alembic import command
+    from alembic.util import CommandError
 
     with _prepared(url) as config:
-        command.upgrade(config, revision)
+        try:
+            command.upgrade(config, revision)
+        except CommandError as error:
+            raise SchemaOutdated(
+                f"the database schema cannot be brought to {revision}: {error}",
+                hint="A newer version of the program has made it; start that one, or restore a backup.",
+            ) from error
 
 
 def downgrade(url: str | sa.URL, revision: str = "base") -> None:

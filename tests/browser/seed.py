@@ -46,7 +46,7 @@ class Site:
 
 
 SITES = (
-    Site("charite", 412, 0.31, "cuda: NVIDIA H100"),
+    Site("clinic-c", 412, 0.31, "cuda: NVIDIA H100"),
     Site("gothenburg", 120, 1.42),
     Site("karolinska", 310, 0.55, "mps"),
     Site("leiden", 88, 1.90),

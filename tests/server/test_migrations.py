@@ -53,6 +53,14 @@ def test_an_old_schema_is_refused_with_both_revisions(empty_database_url: str) -
     engine.dispose()
 
 
+def test_a_schema_of_a_newer_program_is_refused(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaOutdated, match="'9999'") as caught:
+        upgrade(engine.url)
+    assert "newer version" in caught.value.hint
+
+
 def test_processes_that_migrate_at_the_same_time_wait_for_one_another(empty_database_url: str) -> None:
     program = "import sys; from server.database.migrations import upgrade; upgrade(sys.argv[1])"
     command = [sys.executable, "-W", "error", "-c", program, empty_database_url]

@@ -178,7 +178,7 @@ def test_every_number_of_the_ledger_is_a_stored_one(here: tuple[TestClient, Stor
 
 
 def test_the_words_lead_from_the_data_to_the_weight(here: tuple[TestClient, Store]) -> None:
-    """charite: 412 of 1437 examples, d = 0.31 of 5.08; the written sum is the stored score and weight."""
+    """clinic-c: 412 of 1437 examples, d = 0.31 of 5.08; the written sum is the stored score and weight."""
     client, store = here
     row = store.round_view("finished", 2).ledger[0]
     html = read(client, "/runs/finished/rounds/2")
@@ -240,7 +240,7 @@ def test_the_open_round_shows_each_client(here: tuple[TestClient, Store]) -> Non
         if element.inside("section") and "data-key" in element.attributes
     ]
     words = [" ".join(" ".join(line).split()) for line in lines]
-    assert words[0].startswith("charite uploaded")
+    assert words[0].startswith("clinic-c uploaded")
     assert words[1].startswith("gothenburg training epoch 1 of 2, step 8 of 12, loss")
     assert words[3] == "leiden invited not started"
     assert words[5] == "vall-dhebron failed CUDA out of memory with batch size 64"
