@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -49,6 +50,21 @@ BODY: dict[str, Any] = {
 }
 
 
+SMALL_BYTES = 2**20
+"""Up to here a body is read before it is asked whether it is wanted: all the rest is then one thread's."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """An update as it is announced, and what one of its run must look like."""
+
+    run: str
+    event: UpdateReceived
+    report: UpdateReport
+    digest: str
+    expected: Expected
+
+
 @router.put("/runs/{run}/rounds/{n}/update", openapi_extra=BODY, response_model=Receipt)
 async def upload(
     run: RunId,
@@ -61,15 +77,16 @@ async def upload(
     """Upload the round's update. Safe to repeat: the same file again is answered with the same receipt."""
     async with _recorded(here, run, n, client):
         digest = announced_digest(request)
-        event = UpdateReceived(client, n, report.attempt)
-        if (receipt := await here.threads.run(_early_answer, here, run, event, report, digest)) is not None:
-            return as_json(receipt)
         expected = await here.expected(run)
+        offer = _Offer(run, UpdateReceived(client, n, report.attempt), report, digest, expected)
+        announced = _announced_bytes(request)
+        if announced is not None and announced <= SMALL_BYTES:
+            body = await _whole(request)
+            return as_json(await here.threads.run(_accept_small, here, offer, body, announced))
+        if (receipt := await here.threads.run(_early_answer, here, offer)) is not None:
+            return as_json(receipt)
         incoming = await received(here, request, digest, expected.max_bytes)
-        receipt = await here.threads.run(_accept, here, run, event, report, incoming, expected)
-    here.telemetry.updates.inc()
-    here.telemetry.received.inc(incoming.bytes)
-    return as_json(receipt)
+        return as_json(await here.threads.run(_accept, here, offer, incoming))
 
 
 @asynccontextmanager
@@ -101,62 +118,79 @@ def announced_digest(request: Request) -> str:
     return digest
 
 
-def _early_answer(
-    here: Coordinator, run: str, event: UpdateReceived, report: UpdateReport, digest: str
-) -> Receipt | None:
-    """Before the body is read: the receipt of the same update sent before, or a refusal, or None to go on."""
-    state = here.store.run_state(run)
+def _early_answer(here: Coordinator, offer: _Offer) -> Receipt | None:
+    """The receipt of the same update sent before, or a refusal, or None: go on and look at the body."""
+    state = here.store.run_state(offer.run)
     try:
-        decide(state, event, here.clock())
+        decide(state, offer.event, here.clock())
     except UpdateRefused:
-        if (receipt := _same_before(here, run, event, digest)) is None:
+        if (receipt := _same_before(here, offer)) is None:
             raise
         return receipt
-    enrolled = state.enrolment(event.client)
-    if enrolled is not None and report.examples != enrolled.examples:
+    enrolled = state.enrolment(offer.event.client)
+    if enrolled is not None and offer.report.examples != enrolled.examples:
         raise InvalidRequest(
-            f"the update was trained on {report.examples} examples, "
-            f"but {event.client} is enrolled with {enrolled.examples}: the size that its weight goes by",
+            f"the update was trained on {offer.report.examples} examples, "
+            f"but {enrolled.client} is enrolled with {enrolled.examples}: the size that its weight goes by",
             hint="Leave the run and enrol anew when the data have changed.",
         )
     return None
 
 
-def _same_before(here: Coordinator, run: str, event: UpdateReceived, digest: str) -> Receipt | None:
+def _same_before(here: Coordinator, offer: _Offer) -> Receipt | None:
     try:
-        receipt = here.store.receipt(run, event.round, event.client)
+        receipt = here.store.receipt(offer.run, offer.event.round, offer.event.client)
     except NotFound:
         return None
-    return receipt if (receipt.digest, receipt.attempt) == (digest, event.attempt) else None
+    return receipt if (receipt.digest, receipt.attempt) == (offer.digest, offer.event.attempt) else None
 
 
 async def received(here: Coordinator, request: Request, digest: str, limit: int) -> Incoming:
     """The body on the disk, under a temporary name, its digest checked."""
-    length = request.headers.get("content-length")
-    try:
+    with _whole_or_truncated():
         return await here.blobs.receive(
             request.stream(),
             max_bytes=min(limit, here.settings.max_update_bytes),
             expected=digest,
-            announced_bytes=int(length) if length is not None else None,
+            announced_bytes=_announced_bytes(request),
         )
+
+
+async def _whole(request: Request) -> bytes:
+    """A body of an announced length, which the HTTP server holds it to, in memory."""
+    with _whole_or_truncated():
+        return await request.body()
+
+
+def _announced_bytes(request: Request) -> int | None:
+    length = request.headers.get("content-length")
+    return int(length) if length is not None else None
+
+
+@contextmanager
+def _whole_or_truncated() -> Iterator[None]:
+    try:
+        yield
     except ClientDisconnect:
         raise Truncated(
             "the connection broke before the whole body had come", hint="Send the file again."
         ) from None
 
 
-def _accept(
-    here: Coordinator,
-    run: str,
-    event: UpdateReceived,
-    report: UpdateReport,
-    incoming: Incoming,
-    expected: Expected,
-) -> Receipt:
+def _accept_small(here: Coordinator, offer: _Offer, body: bytes, announced: int) -> Receipt:
+    """All that happens to a small update, in the same order as to a large one."""
+    if (receipt := _early_answer(here, offer)) is not None:
+        return receipt
+    limit = min(offer.expected.max_bytes, here.settings.max_update_bytes)
+    incoming = here.blobs.take(body, max_bytes=limit, expected=offer.digest, announced_bytes=announced)
+    return _accept(here, offer, incoming)
+
+
+def _accept(here: Coordinator, offer: _Offer, incoming: Incoming) -> Receipt:
     """Validate, make durable, and only then commit the transaction that names the file."""
+    event, report = offer.event, offer.report
     try:
-        validate(incoming.path, expected.layout)
+        validate(incoming.path, offer.expected.layout)
         here.blobs.keep(incoming)
     finally:
         here.blobs.discard(incoming)
@@ -169,11 +203,13 @@ def _accept(
         seconds=report.seconds,
     )
     now = here.clock()
-    decision = here.rounds.commit(run, event, actor=event.client, facts=facts, now=now)
+    decision = here.rounds.commit(offer.run, event, actor=event.client, facts=facts, now=now)
     if not decision.effects:  # the same update had come at the same time by another connection
-        return here.store.receipt(run, event.round, event.client)
+        return here.store.receipt(offer.run, event.round, event.client)
+    here.telemetry.updates.inc()
+    here.telemetry.received.inc(incoming.bytes)
     return Receipt(
-        run=run,
+        run=offer.run,
         round=event.round,
         attempt=event.attempt,
         client=event.client,

@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.files import MODE, PARTIAL, storage_errors
 from shared.problems import DigestMismatch, TooLarge, Truncated
 
-__all__ = ["Incoming", "receive"]
+__all__ = ["Incoming", "receive", "take"]
 
 PIECE_BYTES = 1024 * 1024
 """Gathered before a thread writes it: a smaller body costs one hop, a larger one two pieces of memory."""
@@ -51,6 +51,17 @@ async def receive(
     except BaseException:
         # shielded: a second cancellation must not keep the file alive
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(sink.discard)))
+        raise
+
+
+def take(folder: Path, body: bytes, *, max_bytes: int, expected: str, announced_bytes: int) -> Incoming:
+    """What ``receive`` does, for a small body that is in memory already. Blocks on the disk."""
+    _check_size(max(announced_bytes, len(body)), max_bytes)
+    sink = _Sink(folder)
+    try:
+        return sink.finish([body], expected, announced_bytes)
+    except BaseException:
+        sink.discard()
         raise
 
 

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from server.blobs.receiving import Incoming, receive
+from server.blobs.receiving import Incoming, receive, take
 from shared.digests import digest_of
 from shared.files import PARTIAL, storage_errors, sync_folder
 from shared.problems import NotFound, StorageUnavailable
@@ -65,6 +65,12 @@ class BlobStore:
             max_bytes=max_bytes,
             expected=expected,
             announced_bytes=announced_bytes,
+        )
+
+    def take(self, body: bytes, *, max_bytes: int, expected: str, announced_bytes: int) -> Incoming:
+        """``receive`` for a small body that is in memory already."""
+        return take(
+            self._incoming, body, max_bytes=max_bytes, expected=expected, announced_bytes=announced_bytes
         )
 
     def keep(self, incoming: Incoming) -> None:
