@@ -70,7 +70,7 @@ class Coordinator:
         """What updates of the run must look like: fixed at its creation, so remembered."""
         if run not in self._expected:
             view = await self.threads.run(self.store.run_view, run, self.clock())
-            self._expected[run] = await self.threads.run(expected_of, view)
+            self._expected[run] = await self.threads.run_long(expected_of, view)
             while len(self._expected) > REMEMBERED_RUNS:
                 self._expected.popitem(last=False)
         return self._expected[run]

@@ -167,7 +167,7 @@ class Rounds:
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             try:
-                removed = await self._threads.run(self.collect_blobs)
+                removed = await self._threads.run_long(self.collect_blobs)
             except ServiceFault as fault:
                 log.warning("cannot collect unreferenced files now: %s", fault.detail)
             else:

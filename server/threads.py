@@ -10,20 +10,32 @@ from typing import ParamSpec, TypeVar
 
 __all__ = ["Threads"]
 
+LONG = 8
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Threads:
-    """A pool for transactions and files. Writers of SQLite queue up inside the store, not here."""
+    """Two pools: ``count`` threads for transactions and small files, others for what takes long.
+
+    Writers of SQLite queue up inside the store, not here. ``work`` is carried through even if the caller
+    goes away meanwhile.
+    """
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, "feddisco-io")
+        self._long = ThreadPoolExecutor(LONG, "feddisco-long")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``work`` is carried through even if the caller goes away meanwhile."""
+        """For work of milliseconds."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+
+    async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """For large files, and what imports PyTorch: no long poll shall wait behind it."""
+        return await asyncio.get_running_loop().run_in_executor(self._long, partial(work, *args, **kwargs))
 
     def close(self) -> None:
         """Wait for what is under way."""
+        self._long.shutdown()
         self._pool.shutdown()

@@ -101,7 +101,8 @@ async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> A
     """In constant memory; closed also when the client goes away."""
     try:
         while start < stop:
-            piece = await here.threads.run(os.pread, file.fileno(), min(PIECE_BYTES, stop - start), start)
+            wanted = min(PIECE_BYTES, stop - start)
+            piece = await here.threads.run_long(os.pread, file.fileno(), wanted, start)
             if not piece:
                 return  # the connection is closed short of Content-Length: the client knows
             start += len(piece)
@@ -117,7 +118,7 @@ async def upload(sha256: DigestInPath, request: Request, here: Here, _admin: Adm
     if digest != sha256:
         raise DigestMismatch(f"the address names {sha256}, the header Content-Digest {digest}")
     incoming = await received(here, request, digest, here.settings.max_update_bytes)
-    await here.threads.run(_keep, here, incoming)
+    await here.threads.run_long(_keep, here, incoming)
 
 
 def _keep(here: Coordinator, incoming: Incoming) -> None:

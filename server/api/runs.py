@@ -24,7 +24,7 @@ async def create(body: RunRequest, here: Here, admin: Admin) -> RunView:
     name = body.config.name
     await _check_free(here, name)  # before the model is built; the table's key decides
     limit = here.settings.max_update_bytes
-    made = await here.threads.run(initial, body.config, body.initial, here.blobs, limit)
+    made = await here.threads.run_long(initial, body.config, body.initial, here.blobs, limit)
     await here.threads.run(_store, here, body, made, admin)
     here.hub.wake_everyone()
     here.hub.announce(name)

@@ -86,7 +86,7 @@ async def upload(
         if (receipt := await here.threads.run(_early_answer, here, offer)) is not None:
             return as_json(receipt)
         incoming = await received(here, request, digest, expected.max_bytes)
-        return as_json(await here.threads.run(_accept, here, offer, incoming))
+        return as_json(await here.threads.run_long(_accept, here, offer, incoming))
 
 
 @asynccontextmanager
