@@ -35,7 +35,7 @@ __all__ = ["create_app", "make_coordinator", "utc_now"]
 
 JSON_BYTES = 2**20
 THREADS_SQLITE = 4
-"""SQLite works in this process: more threads only hand the interpreter's lock around, for a third more CPU."""
+"""SQLite works in this process: more threads only pass its lock around (12: a third more CPU)."""
 THREADS_POSTGRES = 12
 
 log = logging.getLogger("feddisco")
