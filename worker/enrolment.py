@@ -9,6 +9,7 @@ from shared.discrepancy import discrepancy
 from shared.problems import IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
 from worker.device import describe
+from worker.faults import LocalFault, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,9 +61,9 @@ def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswe
                 if site.settings.index is not None:
                     raise Declined(str(taken)) from taken
                 view = coordinator.run(view.run)
-    except Declined as declined:
-        coordinator.decline(view.run, str(declined))
-        raise
+    except (Declined, LocalFault) as declined:
+        coordinator.decline(view.run, text(str(declined)))
+        raise Declined(str(declined)) from declined
 
 
 def _taken_up(view: RunView, site: Site) -> LocalRun:

@@ -17,8 +17,9 @@ import httpx
 from shared.problems import InvalidConfiguration, NotFound, Problem
 from shared.schemas import Enrol, Evaluate, Finished, SubmitDiscrepancy, Train
 from worker.client import UnexpectedAnswer
-from worker.diagnose import diagnose
+from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import Declined, enrol, submit_discrepancy
+from worker.faults import LocalFault
 
 if TYPE_CHECKING:
     from shared.schemas import Assignment, RunView
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "Patience", "Refused", "Worker"]
 
-FAULTS = (Problem, UnexpectedAnswer, httpx.HTTPError, OSError)
+FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
 """What a call or a local file may raise in normal life."""
 
 LONGEST_DELAY_SECONDS = 30.0
@@ -75,7 +76,11 @@ class Patience:
         """Wait after a fault, or raise if waiting does not help."""
         if isinstance(error, InvalidConfiguration):
             raise error
-        found = diagnose(error, self.url, registering=registering)
+        found = (
+            Diagnosis(str(error))
+            if isinstance(error, LocalFault)
+            else diagnose(error, self.url, registering=registering)
+        )
         if found.fatal:
             raise Refused(found.sentence) from error
         self.reporter.waiting(f"{found.sentence} Trying again.")
@@ -139,13 +144,20 @@ class Worker:
                 value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
                 self._reporter.say(f"{assignment.run}: submitted the discrepancy {value:.4f}, once")
             case Train():
-                local = self._local(assignment.run)
-                self._rounds.train(assignment, local, self._journal.run(assignment.run))
+                self._train(assignment)
             case Evaluate():
                 local = self._local(assignment.run)
                 self._rounds.evaluate(assignment, local, self._journal.run(assignment.run))
             case Finished():
                 self._finish(assignment)
+
+    def _train(self, assignment: Train) -> None:
+        try:
+            local = self._local(assignment.run)
+        except LocalFault as fault:
+            self._rounds.give_up(assignment, fault.code, str(fault))
+            return
+        self._rounds.train(assignment, local, self._journal.run(assignment.run))
 
     def _enrol(self, view: RunView) -> None:
         try:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from shared import problems, wire
+from shared import wire
 from shared.evaluation import evaluate
-from shared.problems import DigestMismatch, InvalidRequest, Problem, Truncated, UpdateRefused
+from shared.problems import DigestMismatch, InvalidRequest, Truncated, UpdateRefused
 from shared.schemas import Failure, UpdateReport
 from shared.tensors import load_into
-from shared.training import Diverged, LocalResult, Stopped, train
+from shared.training import LocalResult, Stopped, train
 from worker.device import is_out_of_memory
-from worker.diagnose import diagnose
+from worker.faults import local_faults, reason, text
 from worker.heartbeat import Heartbeat
 from worker.progress import size
 
@@ -74,25 +71,36 @@ class RoundWork:
         if update is not None:
             self.reporter.say(f"{_title(assignment)}: trained already, sending the finished update again")
         else:
-            job = self._prepared(assignment, local, journal)
+            job = self._prepared(assignment, local, journal, self._fetched(assignment, journal))
+            if job is None:
+                return
             with self.shutdown.deferred():
                 update = self._trained(job, journal)
         if update is not None:
             self._send(assignment, update, journal)
 
-    def _prepared(self, assignment: Train, local: LocalRun, journal: RunJournal) -> _Job:
+    def _fetched(self, assignment: Train, journal: RunJournal) -> dict[str, Path]:
         """Download what the round starts from, and remove what older rounds started from."""
         wanted = {digest for digest in (assignment.model, assignment.broadcast) if digest is not None}
         journal.keep_only(wanted)
-        paths = {digest: journal.blob(digest, self.coordinator.download) for digest in sorted(wanted)}
-        return _Job(
-            assignment=assignment,
-            local=local,
-            examples=self.site.training_examples(local, assignment.index),
-            before=journal.kept(assignment),
-            model=paths[assignment.model],
-            broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
-        )
+        return {digest: journal.blob(digest, self.coordinator.download) for digest in sorted(wanted)}
+
+    def _prepared(
+        self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
+    ) -> _Job | None:
+        """The local half, which may take long or fail as training may; None: the coordinator was told why."""
+        try:
+            return _Job(
+                assignment=assignment,
+                local=local,
+                examples=self.site.training_examples(local, assignment.index),
+                before=journal.kept(assignment),
+                model=paths[assignment.model],
+                broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
+            )
+        except Exception as error:
+            self.give_up(assignment, *reason(error))
+            return None
 
     def _trained(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
         try:
@@ -106,7 +114,7 @@ class RoundWork:
                 job.assignment, job.before, result.tensors, result.kept, _report(job, result)
             )
         except Exception as error:
-            self._give_up(job.assignment, *_reason(error))
+            self.give_up(job.assignment, *reason(error))
             return None
 
     def _tell_stopped(self, job: _Job, heartbeat: Heartbeat) -> None:
@@ -165,15 +173,16 @@ class RoundWork:
         except (DigestMismatch, Truncated):
             raise  # damaged on the way: it is sent again at the next assignment
         except InvalidRequest as invalid:  # also other data than enrolled: sent again, it stays refused
-            self._give_up(assignment, invalid.code, str(invalid))
+            self.give_up(assignment, invalid.code, str(invalid))
             return
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
         self.reporter.say(f"{_title(assignment)}: {trained}, sent {size(update.bytes)}")
 
-    def _give_up(self, assignment: Train, code: str, reason: str) -> None:
-        self.reporter.say(f"{_title(assignment)}: no update ({code}): {reason}")
-        failure = Failure(attempt=assignment.attempt, code=code, reason=_text(reason))
+    def give_up(self, assignment: Train, code: str, sentence: str) -> None:
+        """Tell that no update of this round will come, and why."""
+        self.reporter.say(f"{_title(assignment)}: no update ({code}): {sentence}")
+        failure = Failure(attempt=assignment.attempt, code=code, reason=text(sentence))
         try:
             self.coordinator.failure(assignment.run, assignment.round, failure)
         except UpdateRefused:
@@ -182,12 +191,16 @@ class RoundWork:
     # ------------------------------------------------------------ evaluation
 
     def evaluate(self, assignment: Evaluate, local: LocalRun, journal: RunJournal) -> Metrics:
-        """Score a global model on the test data that only this site holds, and tell the result."""
+        """Score a global model on the test data that only this site holds, and tell the result.
+
+        Raises :class:`worker.faults.LocalFault` if it cannot be scored here; it is asked for again.
+        """
         journal.keep_only({assignment.model})
         path = journal.blob(assignment.model, self.coordinator.download)
-        with wire.opened(path) as file:
-            load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})
-        metrics = self._metrics(local)
+        with local_faults(f"{assignment.run} round {assignment.round}: scoring the model"):
+            with wire.opened(path) as file:
+                load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})
+            metrics = self._metrics(local)
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
         self.reporter.say(
@@ -209,8 +222,6 @@ class RoundWork:
                     device=self.site.device,
                     batch_size=batch_size,
                 )
-            except Diverged as error:
-                raise problems.Diverged(error.detail, hint="The worker tries again.") from error
             except (RuntimeError, MemoryError) as error:
                 if batch_size == 1 or not is_out_of_memory(error):
                     raise
@@ -225,26 +236,6 @@ def _report(job: _Job, result: LocalResult) -> UpdateReport:
         loss=result.loss,
         seconds=max(0.0, result.seconds),
     )
-
-
-def _reason(error: Exception) -> tuple[str, str]:
-    """A code and a sentence for the coordinator's page; never a traceback, never a crash loop."""
-    if isinstance(error, Diverged):
-        return error.code, str(error)
-    if is_out_of_memory(error):
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        hint = "Lower local.batch_size, or use another device."
-        return "out_of_memory", f"Memory ran out in training ({_text(str(error), 200)}). {hint}"
-    if isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError)):
-        return "storage_error", diagnose(error, "").sentence
-    return "training_error", f"{type(error).__name__}: {error}"
-
-
-def _text(text: str, longest: int = 1000) -> str:
-    """What the API takes as text."""
-    return text.replace("\x00", "")[:longest]
 
 
 def _title(assignment: Train) -> str:

@@ -16,6 +16,7 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
 from shared.tasks import load_task
 from shared.tensors import manifest_of
+from worker.faults import local_faults
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,12 @@ class Site:
     def known(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
 
+    @local_faults("preparing the task and its model")
     def take_up(self, view: RunView) -> LocalRun:
         """Prepare for a run: its task with the run's class contract, its algorithm, its model.
 
-        Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run.
+        Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run,
+        :class:`worker.faults.LocalFault` if the task or memory fails.
         """
         task = load_task(self.settings.task, self._options(view), view.classes)
         task.cache = self._cache
@@ -101,6 +104,7 @@ class Site:
         """The partition of which this worker takes one part; None: all the data here is its own."""
         return view.config.partition if self.settings.partition == "run" else self.settings.partition
 
+    @local_faults("loading the training data")
     def training_examples(self, local: LocalRun, index: int | None) -> Examples:
         """This client's own examples; with a partition, part ``index`` of it."""
         spec = self.dealt_by(local.view)
@@ -118,6 +122,7 @@ class Site:
             self._parts[key] = whole.subset(shares[index].train).to(self.device)
         return self._parts[key]
 
+    @local_faults("loading the test data")
     def test_examples(self, local: LocalRun) -> Examples:
         """The test set as the run's partition, if it has one, has it thinned."""
         if local.view.run not in self._tests:
@@ -125,6 +130,7 @@ class Site:
             self._tests[local.view.run] = common_test(spec, local.task, self._split(local, "test"))
         return self._tests[local.view.run]
 
+    @local_faults("counting the classes")
     def counts(self, local: LocalRun, index: int | None) -> list[float]:
         """Examples of each class of the contract; these numbers never leave the site."""
         targets = local.task.categories(self.training_examples(local, index).targets).cpu().numpy()

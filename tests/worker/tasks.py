@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.config import Frozen
 from shared.data import Examples
@@ -34,23 +34,34 @@ class Slow(Digits):
 
 
 class FaultyOptions(Frozen):
-    fault: Literal["memory", "bug", "empty", "evaluation"]
+    fault: Literal["none", "memory", "bug", "empty", "evaluation", "loading", "building", "scoring"] = "none"
 
 
 class Faulty(Digits):
     """Digits that go wrong as a user's own task might, or as a small machine does."""
 
     Options = FaultyOptions
+    _scored_before = False
 
     def _has(self, fault: str) -> bool:
         assert isinstance(self.options, FaultyOptions)
         return self.options.fault == fault
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        if self._has("loading"):
+            raise ValueError("row 7 has a column too many")
         examples = super().load(split, source, seed)
         return examples.subset(torch.arange(0)) if self._has("empty") else examples
 
+    def build_model(self, model: str | None, seed: int) -> nn.Module:
+        if self._has("building"):
+            torch.empty(2**50)
+        return super().build_model(model, seed)
+
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
+        if self._has("scoring") and generator is None and not self._scored_before:
+            self._scored_before = True
+            raise ValueError("a scratched test image")
         if self._has("evaluation") and generator is None and len(inputs) > 64:
             torch.empty(2**50)  # no machine has it
         return super().prepare(inputs, generator)

@@ -1,0 +1,67 @@
+"""What goes wrong at this site that no setting explains: a fault in a user's task, or memory that ran out.
+
+Importing this doesn't import PyTorch: the loop needs the class before it knows whether there is work.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.problems import InvalidConfiguration, Problem
+from worker.device import is_out_of_memory
+from worker.diagnose import diagnose
+
+__all__ = ["LocalFault", "local_faults", "reason", "text"]
+
+
+class LocalFault(Exception):
+    """The message is the sentence for people, ``code`` the word for the kind (see :func:`reason`)."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+@contextmanager
+def local_faults(doing: str) -> Iterator[None]:
+    """Around code of a task or model: what it raises becomes a :class:`LocalFault` about ``doing``.
+
+    Problems (wrong settings among them) and OSError pass: the loop knows what to do about those.
+    """
+    try:
+        yield
+    except (Problem, OSError, LocalFault):
+        raise
+    except Exception as error:
+        code, sentence = reason(error)
+        raise LocalFault(code, f"{doing} failed: {sentence.removesuffix('.')}.") from error
+
+
+def reason(error: Exception) -> tuple[str, str]:
+    """A code and a sentence for the coordinator's page; never a traceback, never a crash loop."""
+    from shared.training import Diverged
+
+    if isinstance(error, Diverged | LocalFault | InvalidConfiguration):
+        return error.code, str(error)
+    if is_out_of_memory(error):
+        _free()
+        hint = "Lower local.batch_size, or use another device."
+        return "out_of_memory", f"Memory ran out ({text(str(error), 200)}). {hint}"
+    if isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError)):
+        return "storage_error", diagnose(error, "").sentence
+    return "training_error", f"{type(error).__name__}: {error}"
+
+
+def _free() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def text(sentence: str, longest: int = 1000) -> str:
+    """What the API takes as text."""
+    return sentence.replace("\x00", "")[:longest]
