@@ -85,6 +85,8 @@ class Problem(Exception):
     code: ClassVar[str] = "problem"
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Something went wrong"
+    remote: bool = False
+    """True in a client that was given this problem as an answer: nothing is wrong with its own settings."""
 
     def __init__(self, detail: str, *, hint: str = "", **extra: Any) -> None:
         super().__init__(detail)

@@ -267,5 +267,6 @@ def _raise_for_refusal(response: httpx.Response) -> None:
             problem = kind(str(body.get("detail", "")), hint=str(body.get("hint", "")), **extra)
         except (ValueError, TypeError, AttributeError) as error:
             raise UnexpectedAnswer(response.status_code, "a malformed problem document") from error
+        problem.remote = True
         raise problem
     raise UnexpectedAnswer(response.status_code, content_type)

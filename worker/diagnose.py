@@ -67,13 +67,15 @@ def _refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
             "state folder belongs to another one. Use another state folder and a join code.",
             fatal=True,
         )
-    fatal = isinstance(
-        error, problems.IncompatibleVersion | problems.NameTaken | problems.InvalidConfiguration
+    fatal = isinstance(error, problems.IncompatibleVersion | problems.NameTaken) or (
+        isinstance(error, problems.InvalidConfiguration) and not error.remote
     )
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
         return _local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
     if isinstance(error, problems.ServiceFault):
         return Diagnosis(f"The coordinator at {url} cannot answer now: {error}")
+    if error.remote and isinstance(error, problems.InvalidRequest):
+        return Diagnosis(f"The coordinator at {url} does not accept the request: {error}")
     return Diagnosis(str(error), fatal)
 
 

@@ -60,7 +60,7 @@ class Patience:
         """Repeat ``action`` until it succeeds; says what it waits for, once a change.
 
         Raises:
-            InvalidConfiguration: wrong here, at this site.
+            InvalidConfiguration: wrong here, at this site (not an answer of the coordinator's).
             Refused: any other fault that waiting does not mend.
         """
         while True:
@@ -74,7 +74,7 @@ class Patience:
 
     def after(self, error: Exception, *, registering: bool = False) -> None:
         """Wait after a fault, or raise if waiting does not help."""
-        if isinstance(error, InvalidConfiguration):
+        if isinstance(error, InvalidConfiguration) and not error.remote:
             raise error
         found = (
             Diagnosis(str(error))

@@ -13,10 +13,13 @@ import pytest
 
 from shared.problems import InvalidConfiguration, RevokedToken, StorageUnavailable
 from tests.worker.servers import Answer, Request, http_server
+from worker.client import Coordinator
 from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Patience, Refused
 from worker.main import run
 from worker.progress import Reporter
 from worker.settings import WorkerSettings
+
+PROBLEM = "application/problem+json"
 
 
 class _Faults:
@@ -66,6 +69,22 @@ def test_what_waiting_cannot_mend_ends_it() -> None:
         _patience(pytest.fail).until_done(_Faults(RevokedToken("gone")))
     with pytest.raises(InvalidConfiguration, match="no such data"):
         _patience(pytest.fail).until_done(_Faults(InvalidConfiguration("no such data")))
+
+
+def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:
+    answers = [
+        httpx.Response(
+            422, json=InvalidConfiguration("no such thing.").as_json(), headers={"Content-Type": PROBLEM}
+        ),
+        httpx.Response(204),
+    ]
+    stream, delays = io.StringIO(), list[float]()
+    transport = httpx.MockTransport(lambda _: answers.pop(0))
+    with Coordinator("http://coordinator", transport=transport) as coordinator:
+        patience = _patience(delays.append, stream)
+        assert patience.until_done(lambda: coordinator.work(0)) == (None, "")
+    assert len(delays) == 1
+    assert "does not accept the request: no such thing. Trying again." in stream.getvalue()
 
 
 def test_another_protocol_ends_the_start_with_both_versions(tmp_path: Path) -> None:
