@@ -32,6 +32,7 @@ from shared.schemas import (
     ProgressAnswer,
     Receipt,
     Registration,
+    RunSummary,
     RunView,
     UpdateReport,
 )
@@ -41,6 +42,7 @@ __all__ = ["Coordinator", "UnexpectedAnswer", "trust"]
 _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
 _ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)
+_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _CATALOGUE = problems.catalogue()
 _BY_STATUS = {  # for codes that a newer coordinator may have
     401: problems.Unauthorised,
@@ -123,6 +125,13 @@ class Coordinator:
     def register(self, join_code: str, registration: Registration) -> Credential:
         headers = {"Authorization": f"Bearer {join_code}"}
         return self._json(Credential, "POST", "/clients", body=registration, headers=headers)
+
+    def runs(self) -> list[RunSummary]:
+        response = self._call("GET", "/runs")
+        try:
+            return _SUMMARIES.validate_json(response.content)
+        except ValidationError as error:
+            raise UnexpectedAnswer(response.status_code, "not a list of runs") from error
 
     def run(self, run: str) -> RunView:
         return self._json(RunView, "GET", f"/runs/{run}")

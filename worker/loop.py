@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 
-from shared.problems import InvalidConfiguration, NotFound, Problem
-from shared.schemas import Enrol, Evaluate, Finished, SubmitDiscrepancy, Train
+from shared.problems import Conflict, InvalidConfiguration, NotFound, Problem
+from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train
 from worker.client import UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import Declined, enrol, submit_discrepancy
 from worker.faults import LocalFault
 
 if TYPE_CHECKING:
-    from shared.schemas import Assignment, RunView
+    from shared.schemas import Assignment, EnrolmentView, RunView
     from worker.client import Coordinator
     from worker.journal import Journal
     from worker.progress import Reporter
@@ -121,8 +121,28 @@ class Worker:
 
         Raises what :meth:`Patience.until_done` raises.
         """
+        self._patience.until_done(self._reconsider)
         while not self._done:
             self._patience.until_done(self._once)
+
+    def _reconsider(self) -> None:
+        """Enrol in open runs that this client declined before: since then its settings may have changed."""
+        for summary in self._coordinator.runs():
+            if summary.status.terminal or summary.task != self._settings.task:
+                continue
+            view = self._coordinator.run(summary.run)
+            if self._declined(view):
+                try:
+                    self._enrol(view)
+                except Conflict as refused:  # later than it can be joined
+                    self._reporter.say(f"{view.run}: {refused}")
+
+    def _declined(self, view: RunView) -> bool:
+        mine = self._mine(view)
+        return mine is not None and mine.status is EnrolmentStatus.DECLINED
+
+    def _mine(self, view: RunView) -> EnrolmentView | None:
+        return next((row for row in view.enrolments if row.client == self._client), None)
 
     def _once(self) -> None:
         began = time.monotonic()
@@ -175,7 +195,7 @@ class Worker:
         if known is not None and run in self._indexes:
             return known
         view = self._coordinator.run(run)
-        mine = next((row for row in view.enrolments if row.client == self._client), None)
+        mine = self._mine(view)
         self._indexes[run] = mine.index if mine is not None else None
         return known or self._site.take_up(view)
 

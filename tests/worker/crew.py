@@ -14,11 +14,12 @@ import httpx
 
 from feddisco.admin import Admin, run_request
 from shared.config import RunConfig
-from tests.server.live import ADMIN, JOIN, Live
+from tests.server.live import ADMIN, JOIN, Live, Site
 from worker.main import run
 from worker.settings import WorkerSettings
+from worker.state import StoredCredential, write_credential
 
-__all__ = ["Member", "create", "settings", "worker"]
+__all__ = ["Member", "create", "keep", "settings", "worker"]
 
 
 def settings(at: Live, folder: Path, name: str, **more: Any) -> WorkerSettings:
@@ -84,3 +85,10 @@ def worker(at: Live, folder: Path, name: str, **more: Any) -> Member:
     """A started worker."""
     transport = more.pop("transport", None)
     return Member(settings(at, folder, name, **more), transport).start()
+
+
+def keep(at: Live, folder: Path, site: Site) -> None:
+    """A state folder as a worker that was this client has left it."""
+    token = site.http.headers["Authorization"].removeprefix("Bearer ")
+    (folder / site.name).mkdir()
+    write_credential(folder / site.name, StoredCredential(url=at.url, client=site.name, token=token))

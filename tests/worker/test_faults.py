@@ -10,9 +10,8 @@ import pytest
 from server.database.migrations import upgrade
 from shared.problems import InvalidConfiguration
 from tests.server.live import Live, live
-from tests.worker.crew import Member, create, worker
+from tests.worker.crew import Member, create, keep, worker
 from worker.faults import LocalFault, local_faults
-from worker.state import StoredCredential, write_credential
 
 TASK = "tests.worker.tasks:Faulty"
 FAULTS = [
@@ -39,9 +38,7 @@ def _enrolled_before(at: Live, folder: Path) -> None:
     """The state folder of a worker that enrolled in the run, and was then started again."""
     site = at.site("site")
     assert site.enrol("demo", 100, task=TASK, classes=at.run()["classes"]).status_code == 200
-    token = site.http.headers["Authorization"].removeprefix("Bearer ")
-    (folder / "site").mkdir()
-    write_credential(folder / "site", StoredCredential(url=at.url, client="site", token=token))
+    keep(at, folder, site)
 
 
 @pytest.mark.parametrize(("fault", "words"), FAULTS)

@@ -16,7 +16,7 @@ from shared.discrepancy import discrepancy
 from shared.partition import partition
 from shared.tasks import load_task
 from tests.server.live import Live, live
-from tests.worker.crew import Member, create, settings, worker
+from tests.worker.crew import Member, create, keep, settings, worker
 
 
 @pytest.fixture
@@ -126,6 +126,28 @@ def _dismiss(at: Live, member: Member) -> None:
     assert at.admin.delete(f"/clients/{member.settings.name}").status_code == 204
     assert member.join() == 3
     assert "has revoked this client's token" in member.log
+
+
+def _declined_before(at: Live, folder: Path) -> None:
+    """A run, and the state folder of a worker that declined it and was then ended."""
+    create(at, rounds=1, min_clients=1, partition="iid:2")
+    site = at.site("site")
+    assert site.http.post("/runs/demo/decline", json={"reason": "has data of its own"}).status_code == 204
+    keep(at, folder, site)
+
+
+def test_a_worker_started_anew_takes_part_in_what_it_had_declined(at: Live, tmp_path: Path) -> None:
+    _declined_before(at, tmp_path)
+    assert worker(at, tmp_path, "site", partition="run").join() == 0
+    assert _enrolment(at, "site")["index"] == 0
+
+
+def test_a_worker_started_anew_that_still_does_not_fit_says_so(at: Live, tmp_path: Path) -> None:
+    _declined_before(at, tmp_path)
+    member = worker(at, tmp_path, "site", partition="run", index=2)
+    at.wait_for(lambda: "demo: not taking part, all 2 parts" in member.log)
+    assert _enrolment(at, "site")["status"] == "declined"
+    _dismiss(at, member)
 
 
 def test_an_index_of_somebody_else_is_declined_and_a_free_one_found(at: Live, tmp_path: Path) -> None:
