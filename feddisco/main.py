@@ -88,11 +88,15 @@ def server(
         context.obj = {"data_folder": data_folder, "database_url": database_url}
         return
     from server.main import serve
-    from worker.settings import WorkerSettings
 
     settings = _coordinator(host=host, port=port, data_folder=data_folder, database_url=database_url)
-    workers = [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
-    raise typer.Exit(serve(settings, known_elsewhere=workers))
+    raise typer.Exit(serve(settings, known_elsewhere=_worker_variables()))
+
+
+def _worker_variables() -> list[str]:
+    from worker.settings import WorkerSettings
+
+    return [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
 
 
 @server_app.command()
@@ -149,9 +153,14 @@ def worker(
 ) -> None:
     """Start a worker next to its data (settings: FEDDISCO_* in the environment, docs/settings-worker.md)."""
     flags: dict[str, Any] = dict(locals())
+    from server.settings import unknown_variables
     from worker.main import run as run_worker
     from worker.settings import load
 
+    for name in unknown_variables(_worker_variables()):
+        typer.echo(
+            f"feddisco worker: the variable {name} is no setting of the worker: is it misspelt?", err=True
+        )
     raise typer.Exit(run_worker(load(flags)))
 
 

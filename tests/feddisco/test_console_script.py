@@ -52,6 +52,14 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     assert "65535" in str(answer.exception)
 
 
+def test_a_misspelt_variable_of_a_worker_is_named(tmp_path: Path) -> None:
+    variables = {"FEDDISCO_DEVISE": "cpu", "FEDDISCO_PORT": "1", "FEDDISCO_URL": ""}
+    answer = CliRunner().invoke(app, ["worker", "--state", str(tmp_path)], env=variables)
+    assert answer.exit_code == 2  # no coordinator is given
+    assert answer.stderr.count("is it misspelt?") == 1
+    assert "FEDDISCO_DEVISE" in answer.stderr
+
+
 def test_a_problem_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "feddisco", "simulate", str(tmp_path / "none.yaml"), "--out", "x"],
