@@ -41,6 +41,10 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f} %"
 
@@ -183,5 +187,5 @@ def _lines(rounds: Sequence[RoundView], total: int, said: set[int]) -> Iterable[
         arrived = sum(row.included for row in view.ledger)
         yield (
             f"round {view.round:>3}/{total}  accuracy {_percent(evaluation.accuracy):>8}  "
-            f"loss {evaluation.loss:.4f}  {arrived} of {len(view.ledger)} updates"
+            f"loss {_loss(evaluation.loss)}  {arrived} of {len(view.ledger)} updates"
         )

@@ -68,7 +68,7 @@ def _uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) -> Ini
     from shared import wire
     from shared.validation import validate
 
-    if not blobs.exists(uploaded.digest):
+    if not blobs.renew(uploaded.digest):  # no run names it yet: it must not be collected meanwhile
         raise NotFound(
             f"the initial weights {uploaded.digest} are not here",
             hint="Upload them first: PUT /blobs/{sha256}.",

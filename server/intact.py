@@ -37,12 +37,10 @@ class Intact:
             if digest_of(path) != digest:
                 return "is damaged: its bytes have another SHA-256"
             self.remember(path, digest)
-        except FileNotFoundError:
-            return "is not in the blob store"
-        except OSError as error:
+        except OSError as error:  # missing, too: what was accepted is not given up while it may come back
             raise StorageUnavailable(
                 f"{path} cannot be read: {error.strerror}",
-                hint="Check the disk; the round is aggregated later.",
+                hint="Check the disk, and that all coordinators share the data folder; the round waits.",
             ) from error
         return None
 

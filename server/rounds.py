@@ -35,6 +35,7 @@ __all__ = ["ACTOR", "Rounds"]
 ACTOR = "coordinator"
 SWEEP_SECONDS = 1.0
 ORPHANED_AFTER = dt.timedelta(seconds=60)
+RETRY = dt.timedelta(seconds=1)  # the first delay; doubled up to ORPHANED_AFTER
 COLLECT_SECONDS = 3600.0
 
 log = logging.getLogger("feddisco.rounds")
@@ -66,6 +67,9 @@ class Rounds:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = ThreadPoolExecutor(settings.aggregation_threads, "feddisco-aggregate")
         self._busy: set[tuple[str, int, int]] = set()
+        self._again: dict[
+            tuple[str, int, int], tuple[dt.datetime, dt.timedelta]
+        ] = {}  # when, after which delay
         self._closing = False
 
     # ------------------------------------------------------------ on any thread
@@ -112,10 +116,12 @@ class Rounds:
 
     def _finished(self, key: tuple[str, int, int], future: asyncio.Future[None]) -> None:
         self._busy.discard(key)
+        _, delay = self._again.pop(key, (None, RETRY / 2))
         if not future.cancelled() and (error := future.exception()) is not None:
-            log.error(
-                "round %d of %s stays open: %s; it is tried again", key[1], key[0], error, exc_info=error
-            )
+            delay = min(2 * delay, ORPHANED_AFTER)
+            self._again[key] = (self._clock() + delay, delay)
+            log.error("round %d of %s stays open: %s; tried again in %s", key[1], key[0], error, delay)
+            log.debug("the reason", exc_info=error)
 
     async def run(self) -> None:
         """Until cancelled: pick up what an earlier process left, then sweep and collect."""
@@ -160,8 +166,10 @@ class Rounds:
     async def _adopt_orphans(self, after: dt.timedelta) -> None:
         now = self._clock()
         for found in await self._threads.run(self._store.aggregating):
-            if now - found.since >= after:
-                self.schedule(found.run, found.round, found.attempt)
+            key = (found.run, found.round, found.attempt)
+            due = self._again[key][0] if key in self._again else found.since + after
+            if now >= due:
+                self.schedule(*key)
 
     async def _collect(self) -> None:
         while True:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.schemas import Metrics
-from shared.training import Diverged
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,11 +24,11 @@ def evaluate(
 ) -> Metrics:
     """Mean loss, accuracy (0 to 1), accuracy of each class that the examples hold, the task's measures.
 
+    A loss that is no finite number is a result too (None), as are such measures (left out).
     The model is moved to ``device`` and scored in evaluation mode; its mode is put back afterwards.
 
     Raises:
         ValueError: no examples.
-        Diverged: the loss is not a finite number.
     """
     if len(examples) == 0:
         raise ValueError("cannot evaluate on no examples")
@@ -39,15 +38,13 @@ def evaluate(
         scores = _score(task, model, examples, device, batch_size)
     finally:
         model.train(was_training)
-    if not math.isfinite(scores.loss):
-        raise Diverged(f"The loss of the model is {scores.loss} on the {len(examples)} test examples.")
     right = scores.right
     return Metrics(
-        loss=scores.loss,
+        loss=scores.loss if math.isfinite(scores.loss) else None,
         accuracy=None if right is None else int(right.sum()) / len(examples),
         examples=len(examples),
         per_category={} if right is None else _per_category(task, right, examples.targets),
-        extra=scores.measures,
+        extra={name: value for name, value in scores.measures.items() if math.isfinite(value)},
     )
 
 

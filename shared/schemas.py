@@ -225,7 +225,7 @@ class LedgerRow(View):
 class Metrics(Body):
     """Result of scoring a global model; shares and accuracies from 0 to 1."""
 
-    loss: float
+    loss: float | None = Field(description="None: infinite or not a number, the model has diverged")
     accuracy: float | None = Field(None, ge=0, le=1)
     examples: int = Field(ge=1, le=2**53)
     per_category: dict[Name, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)

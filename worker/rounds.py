@@ -202,10 +202,10 @@ class RoundWork:
                 load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})
             metrics = self._metrics(local)
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
+        loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
         self.reporter.say(
-            f"{assignment.run} round {assignment.round}: loss {metrics.loss:.4f}{accuracy} "
-            f"on {metrics.examples} examples"
+            f"{assignment.run} round {assignment.round}: loss {loss}{accuracy} on {metrics.examples} examples"
         )
         return metrics
 

@@ -107,7 +107,7 @@ def upgrade() -> None:
         sa.Column("run", SLUG, nullable=False),
         sa.Column("round", sa.BigInteger(), nullable=False, comment="0: the initial model"),
         sa.Column("client", SLUG, nullable=False),
-        sa.Column("loss", sa.Double(), nullable=False),
+        sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("accuracy", sa.Double(), nullable=True),
         sa.Column("examples", sa.BigInteger(), nullable=False),
         sa.Column("per_category", JSON, nullable=False),

@@ -153,6 +153,15 @@ class BlobStore:
             candidates = [path for path in self._blobs() if path.name not in wanted]
             return [path.name for path in sorted(candidates) if self._delete_old(path, limit)]
 
+    def renew(self, digest: str) -> bool:
+        """Whether the blob is there; if so, its grace period in ``collect`` begins anew."""
+        with self._storage_errors(), self._lock(fcntl.LOCK_SH):
+            try:
+                os.utime(self.path(digest))
+            except FileNotFoundError:
+                return False
+        return True
+
     def check(self) -> None:
         """For readiness: write and delete a small file."""
         with self._storage_errors(), tempfile.TemporaryFile(dir=self._incoming) as probe:

@@ -222,7 +222,7 @@ evaluations = sa.Table(
     _column("run", Slug, sa.ForeignKey("runs.run", ondelete="CASCADE"), primary_key=True),
     _column("round", sa.BigInteger, primary_key=True, comment="0: the initial model"),
     _column("client", Slug, sa.ForeignKey("clients.client"), primary_key=True),
-    _column("loss", sa.Double),
+    _column("loss", sa.Double, null=True),
     _column("accuracy", sa.Double, null=True),
     _column("examples", sa.BigInteger),
     _column("per_category", Json),

@@ -96,7 +96,8 @@ def charts(
     accuracy: dict[str, list[tuple[int, float]]] = {}
     loss: dict[str, list[tuple[int, float]]] = {}
     for found in evaluations:
-        loss.setdefault(found.client, []).append((found.round, found.loss))
+        if found.loss is not None:
+            loss.setdefault(found.client, []).append((found.round, found.loss))
         if found.accuracy is not None:
             accuracy.setdefault(found.client, []).append((found.round, found.accuracy))
     loss[TRAINING] = list(training.items())

@@ -82,6 +82,18 @@ def test_only_the_admin_uploads_initial_weights(at: Live) -> None:
     assert other.json()["code"] == "digest-mismatch"
 
 
+def test_old_initial_weights_are_not_collected_while_a_run_is_made_of_them(at: Live) -> None:
+    assert at.admin.put(f"/blobs/{sha256(MODEL)}", content=MODEL, headers=upload_headers(MODEL)).is_success
+    path = at.coordinator.blobs.path(sha256(MODEL))
+    os.utime(path, (0, 0))
+    request = {
+        "config": {"name": "demo", "task": TASK, "classes": CLASSES},
+        "initial": {"digest": sha256(MODEL), "manifest": MANIFEST},
+    }
+    assert at.admin.post("/runs", json=request).status_code == 201
+    assert path.stat().st_mtime > time.time() - 60
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [

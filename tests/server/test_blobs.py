@@ -375,6 +375,14 @@ def test_an_upload_again_protects_an_old_blob(store: BlobStore) -> None:
     assert store.collect([], LONG_AGO) == []
 
 
+def test_an_old_blob_that_is_about_to_be_named_is_renewed(store: BlobStore) -> None:
+    digest = put(store, b"model")
+    age(store.path(digest))
+    assert store.renew(digest)
+    assert store.collect([], LONG_AGO) == []
+    assert not store.renew("0" * 64)
+
+
 def test_what_a_crash_left_is_collected(store: BlobStore) -> None:
     old, young = receive(store, b"old"), receive(store, b"young")
     age(old.path)
