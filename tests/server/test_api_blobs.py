@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,19 @@ import pytest
 
 from server.api.ranges import parse_range
 from shared.problems import RangeNotSatisfiable
-from tests.server.live import JOIN, Live, content_digest, enrolled, file_of, live, sha256, upload_headers
+from tests.server.live import (
+    CLASSES,
+    JOIN,
+    MANIFEST,
+    TASK,
+    Live,
+    content_digest,
+    enrolled,
+    file_of,
+    live,
+    sha256,
+    upload_headers,
+)
 
 MODEL = file_of(0.0)
 ADDRESS = f"/blobs/{sha256(MODEL)}"
@@ -83,12 +97,14 @@ def test_only_the_admin_uploads_initial_weights(at: Live) -> None:
 
 
 def test_old_initial_weights_are_not_collected_while_a_run_is_made_of_them(at: Live) -> None:
-    assert at.admin.put(f"/blobs/{sha256(MODEL)}", content=MODEL, headers=upload_headers(MODEL)).is_success
-    path = at.coordinator.blobs.path(sha256(MODEL))
+    body = file_of(1.0)
+    digest = sha256(body)
+    assert at.admin.put(f"/blobs/{digest}", content=body, headers=upload_headers(body)).is_success
+    path = at.coordinator.blobs.path(digest)
     os.utime(path, (0, 0))
     request = {
-        "config": {"name": "demo", "task": TASK, "classes": CLASSES},
-        "initial": {"digest": sha256(MODEL), "manifest": MANIFEST},
+        "config": {"name": "second", "task": TASK, "classes": CLASSES},
+        "initial": {"digest": digest, "manifest": MANIFEST},
     }
     assert at.admin.post("/runs", json=request).status_code == 201
     assert path.stat().st_mtime > time.time() - 60
