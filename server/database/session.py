@@ -26,6 +26,8 @@ from shared.problems import InvalidConfiguration, StorageUnavailable
 __all__ = ["Reading", "Writing", "describe", "make_engine", "parse_url", "reading", "translated", "writing"]
 
 BUSY_SECONDS = 30
+# every thread that may ask at once has a connection: 40 of the pages, 20 of the API, and aggregations
+POOL = {"pool_size": 20, "max_overflow": 40, "pool_timeout": 10}
 _READ_ONLY = "feddisco_read_only"
 _DURABLE = "feddisco_durable"
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
@@ -105,20 +107,20 @@ def make_engine(
     """An engine for ``sqlite:///path`` or ``postgresql://...``.
 
     ``synchronous`` (SQLite): FULL, because an update that was answered 2xx must survive the host's death;
-    with WAL, NORMAL would lose the last commits then.
+    with WAL, NORMAL would lose the last commits then. A pool keeps 20 connections and opens at most 60.
     """
     parsed = parse_url(url) if isinstance(url, str) else url
+    options: dict[str, Any] = {"poolclass": poolclass, "json_serializer": _to_json}
+    if poolclass is sa.QueuePool:
+        options |= POOL
     if parsed.get_backend_name() == "postgresql":
         return sa.create_engine(
             parsed,
-            poolclass=poolclass,
-            json_serializer=_to_json,
             pool_pre_ping=True,
             connect_args={"connect_timeout": 10, "application_name": "feddisco"},
+            **options,
         )
-    engine = sa.create_engine(
-        parsed, poolclass=poolclass, json_serializer=_to_json, connect_args={"timeout": BUSY_SECONDS}
-    )
+    engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **options)
     _prepare_sqlite(engine, synchronous)
     return engine
 

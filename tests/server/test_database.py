@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import socket
 import threading
@@ -50,6 +51,12 @@ def test_a_reader_does_not_wait_for_a_writer_and_sees_one_snapshot(engine: sa.En
         assert reader.select(count).scalar_one() == 0
     with reading(engine) as reader:
         assert reader.select(count).scalar_one() == 1
+
+
+def test_every_thread_may_read_at_once(engine: sa.Engine) -> None:
+    with contextlib.ExitStack() as opened:
+        readers = [opened.enter_context(reading(engine)) for _ in range(60)]
+        assert [reader.select(sa.select(sa.literal(1))).scalar_one() for reader in readers] == [1] * 60
 
 
 def test_a_block_that_raises_is_rolled_back(engine: sa.Engine) -> None:
