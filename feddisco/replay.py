@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 
 from server.blobs import BlobStore
-from server.database.facts import AggregationInput
+from server.database.facts import AggregationInput, Update
 from server.database.session import make_engine
 from server.database.store import Store
 from server.settings import Settings
 from shared.algorithms.base import UpdateInfo
 from shared.closing import Arrived, Start, close_round
-from shared.problems import IllegalTransition
+from shared.problems import IllegalTransition, NotFound
 from shared.schemas import RoundStatus
 from shared.weighting import Contribution
 
@@ -23,10 +23,17 @@ def replay_round(settings: Settings, run: str, number: int) -> tuple[bool, str]:
     """Whether the recomputed model is the stored one, and a sentence with both digests.
 
     Reads the coordinator's database and blobs, writes to neither. Raises NotFound for an unknown run or
-    round, IllegalTransition if the round is not completed, DigestMismatch if a stored file is damaged.
+    round and for updates that are no longer kept, IllegalTransition if the round is not completed,
+    StorageUnavailable if a stored file is damaged.
     """
-    store = Store(make_engine(settings.database))
-    blobs = BlobStore(settings.data_folder / "blobs")
+    engine = make_engine(settings.database)
+    try:
+        return _replayed(Store(engine), BlobStore(settings.data_folder / "blobs"), run, number)
+    finally:
+        engine.dispose()
+
+
+def _replayed(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool, str]:
     view = store.round_view(run, number)
     if view.status is not RoundStatus.COMPLETED:
         raise IllegalTransition(
@@ -57,7 +64,7 @@ def _recomputed(given: AggregationInput, blobs: BlobStore, folder: Path) -> tupl
     arrived = [
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
-            verified(update.digest),
+            _stored(given, update, blobs),
             update.discrepancy,
         )
         for update in given.updates
@@ -67,3 +74,16 @@ def _recomputed(given: AggregationInput, blobs: BlobStore, folder: Path) -> tupl
     ]
     made = close_round(given.config, given.manifest, start, arrived, everyone, folder).made
     return (None, None) if made is None else (made.model.digest, made.scored.digest)
+
+
+def _stored(given: AggregationInput, update: Update, blobs: BlobStore) -> Path:
+    try:
+        blobs.verify(update.digest)
+    except NotFound:
+        if given.config.keep_updates is None:
+            raise
+        raise NotFound(
+            f"The update of {update.client} in round {given.round} of {given.run} is no longer kept.",
+            hint=f"keep_updates of this run is {given.config.keep_updates}: replay a newer round.",
+        ) from None
+    return blobs.path(update.digest)

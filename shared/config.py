@@ -230,6 +230,12 @@ class RunConfig(Frozen):
     round_deadline_seconds: float = Field(3600.0, gt=0, le=30 * 86400)
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
     evaluate_every: int = Field(1, ge=0, description="0: never")
+    keep_updates: int | None = Field(
+        None,
+        ge=0,
+        le=1_000_000,
+        description="newest completed rounds whose updates are kept for replays; None: all",
+    )
     buffers: Literal["average", "keep-local"] = "average"
 
     @model_validator(mode="before")

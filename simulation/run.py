@@ -31,7 +31,7 @@ from simulation.jobs import Workshop
 
 __all__ = ["Results", "same_results", "simulate"]
 
-SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts")
+SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""
 
 PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")

@@ -91,9 +91,27 @@ def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:
 
 # -------------------------------------------------------------------- blobs
 
+_KEEP = runs.c.config["keep_updates"].as_integer()
+_KEPT_UPDATES = (
+    sa.select(participants.c.update)
+    .distinct()
+    .select_from(participants.join(rounds).join(runs, runs.c.run == rounds.c.run))
+    .where(
+        participants.c.update.is_not(None),
+        sa.or_(
+            _KEEP.is_(None),
+            rounds.c.round > runs.c.completed_rounds - _KEEP,  # attempts that were abandoned go with theirs
+            rounds.c.status.in_((RoundStatus.COLLECTING, RoundStatus.AGGREGATING)),
+        ),
+    )
+)
+
 
 def referenced_blobs(connection: Reading) -> set[str]:
-    """Every blob that a row names; all others may be collected."""
+    """Every blob that a row names, but for updates past their run's ``keep_updates``.
+
+    All others may be collected.
+    """
     columns = (
         runs.c.initial_model,
         rounds.c.start_model,
@@ -103,9 +121,8 @@ def referenced_blobs(connection: Reading) -> set[str]:
         rounds.c.scored_model,
         rounds.c.broadcast,
         rounds.c.private,
-        participants.c.update,
     )
-    named = set[str]()
+    named = set(connection.select(_KEPT_UPDATES).scalars())
     for column in columns:
         named.update(connection.select(sa.select(column).distinct().where(column.is_not(None))).scalars())
     return named

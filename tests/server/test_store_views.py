@@ -135,6 +135,31 @@ def test_a_recorded_refusal_holds_what_a_database_can_hold(story: Story) -> None
         story.store.record("update_refused", run="banks", actor="a", now=NOW)
 
 
+def test_updates_past_keep_updates_are_referenced_no_more_but_those_of_an_open_round_are(
+    story: Story,
+) -> None:
+    story.begin("a", "b", rounds=3, keep_updates=1)
+    story.play(1, ["a", "b"])
+    assert digest("update", 1, "a") in story.store.referenced_blobs()
+    story.play(2, ["a", "b"])
+    story.take("a", 3)
+    story.upload("a", 3)
+    named = story.store.referenced_blobs()
+    assert {digest("model", 1), digest("model", 2)} <= named
+    updates = {digest("update", number, client) for number in (1, 2, 3) for client in "ab"}
+    assert named & updates == {digest("update", 2, "a"), digest("update", 2, "b"), digest("update", 3, "a")}
+
+
+def test_keep_updates_zero_keeps_what_a_round_still_needs(story: Story) -> None:
+    story.begin("a", "b", rounds=2, keep_updates=0)
+    for client in "ab":
+        story.take(client)
+        story.upload(client)
+    assert {digest("update", 1, client) for client in "ab"} <= story.store.referenced_blobs()
+    story.aggregate()
+    assert not {digest("update", 1, client) for client in "ab"} & story.store.referenced_blobs()
+
+
 def test_counts_and_referenced_blobs(story: Story) -> None:
     story.begin("a", "b")
     story.play(1, ["a", "b"])
