@@ -13,6 +13,7 @@ import pytest
 
 from server.app import utc_now
 from server.database.facts import UpdateFacts
+from server.database.migrations import upgrade
 from server.lifecycle.events import UpdateReceived
 from server.rounds import ORPHANED_AFTER
 from tests.server.live import Live, enrolled, file_of, live, process, sha256
@@ -50,6 +51,25 @@ def test_a_round_waits_for_an_accepted_update_that_is_not_there(database_url: st
         (tmp_path / "elsewhere").rename(path)
         at.wait_for(lambda: at.run()["status"] == "completed")
         assert at.run()["model"] == MEAN
+
+
+def test_a_round_that_cannot_be_aggregated_yet_is_tried_again_less_and_less_often(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path / 'test.sqlite'}"
+    upgrade(url)
+    with live(url, tmp_path / "data") as at:
+        left_aggregating(at)
+        at.coordinator.blobs.path(sha256(file_of(1.0))).unlink()
+    with live(url, tmp_path / "data") as at:
+
+        def delays() -> list[str]:
+            told = [row.getMessage() for row in caplog.records if row.name == "feddisco.rounds"]
+            return [line.rpartition("tried again in ")[2] for line in told if "stays open" in line]
+
+        at.wait_for(lambda: len(delays()) >= 3)
+        assert delays()[:3] == ["0:00:01", "0:00:02", "0:00:04"]
+        assert at.run()["current_round"]["status"] == "aggregating"
 
 
 def test_a_damaged_update_is_left_out(database_url: str, tmp_path: Path) -> None:
