@@ -226,12 +226,14 @@ def _folder(stack: ExitStack, keep: Path | None) -> Path:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that no child outlives it."""
+    """Ctrl-C, SIGTERM and SIGHUP end the demo and its children, also where a shell had SIGINT ignored."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
