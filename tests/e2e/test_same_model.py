@@ -23,7 +23,12 @@ pytestmark = [
 ]
 
 # Scaffold keeps state at the clients and at the coordinator: both have to survive.
-KILLED = {"algorithm": "scaffold", "rounds": 4}
+# Half a second of training a round: long enough to be caught in it.
+KILLED = {
+    "algorithm": "scaffold",
+    "rounds": 4,
+    "local": {"steps": 300, "batch_size": 16, "learning_rate": 0.01},
+}
 
 
 @pytest.fixture(params=["on_sqlite", "on_postgres"])
