@@ -5,16 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from server.aggregating import close_stored
 from server.blobs import BlobStore
 from server.database.facts import AggregationInput, Update
 from server.database.session import make_engine
 from server.database.store import Store
 from server.settings import Settings
-from shared.algorithms.base import UpdateInfo
-from shared.closing import Arrived, Start, close_round
 from shared.problems import IllegalTransition, NotFound
 from shared.schemas import RoundStatus
-from shared.weighting import Contribution
 
 __all__ = ["replay_round"]
 
@@ -57,33 +55,15 @@ def _recomputed(given: AggregationInput, blobs: BlobStore, folder: Path) -> tupl
         blobs.verify(digest)
         return blobs.path(digest)
 
-    def optional(digest: str | None) -> Path | None:
-        return None if digest is None else verified(digest)
-
-    start = Start(verified(given.start_model), optional(given.start_broadcast), optional(given.start_private))
-    arrived = [
-        Arrived(
-            UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
-            _stored(given, update, blobs),
-            update.discrepancy,
-        )
-        for update in given.updates
-    ]
-    everyone = [
-        Contribution(trainer.index, trainer.examples, trainer.discrepancy) for trainer in given.trainers
-    ]
-    made = close_round(given.config, given.manifest, start, arrived, everyone, folder).made
+    for update in given.updates:
+        _check_kept(given, update, blobs)
+    made = close_stored(given, given.updates, verified, folder).made
     return (None, None) if made is None else (made.model.digest, made.scored.digest)
 
 
-def _stored(given: AggregationInput, update: Update, blobs: BlobStore) -> Path:
-    try:
-        blobs.verify(update.digest)
-    except NotFound:
-        if given.config.keep_updates is None:
-            raise
+def _check_kept(given: AggregationInput, update: Update, blobs: BlobStore) -> None:
+    if given.config.keep_updates is not None and not blobs.exists(update.digest):
         raise NotFound(
             f"The update of {update.client} in round {given.round} of {given.run} is no longer kept.",
             hint=f"keep_updates of this run is {given.config.keep_updates}: replay a newer round.",
-        ) from None
-    return blobs.path(update.digest)
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from shared.closing import Arrived, Closed, Start, close_round
 from shared.weighting import Contribution, LedgerEntry
 from shared.wire import Written
 
-__all__ = ["Aggregation"]
+__all__ = ["Aggregation", "close_stored"]
 
 log = logging.getLogger("feddisco.rounds")
 
@@ -45,14 +45,7 @@ class Aggregation:
         given = self.store.aggregation_input(run, number, attempt)
         intact, broken = self._sorted_out(given.updates)
         with self.blobs.workspace() as folder:
-            closed = close_round(
-                given.config,
-                given.manifest,
-                self._start(given),
-                [self._arrived(update) for update in intact],
-                [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers],
-                folder,
-            )
+            closed = close_stored(given, intact, self.blobs.path, folder)
             facts = self._facts(closed)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.ledger(run, _named(intact, closed.rows))
@@ -72,17 +65,6 @@ class Aggregation:
             else:
                 intact.append(update)
         return intact, broken
-
-    def _start(self, given: AggregationInput) -> Start:
-        return Start(
-            self.blobs.path(given.start_model),
-            self._path(given.start_broadcast),
-            self._path(given.start_private),
-        )
-
-    def _arrived(self, update: Update) -> Arrived:
-        info = UpdateInfo(update.index, update.examples, update.relative_size, update.steps)
-        return Arrived(info, self.blobs.path(update.digest), update.discrepancy)
 
     def _facts(self, closed: Closed) -> AggregationFacts:
         """A round without weight made nothing and keeps the old model; its ledger says why."""
@@ -106,8 +88,24 @@ class Aggregation:
                 sizes[self.blobs.adopt(written.path, written.digest)] = written.bytes
         return sizes
 
-    def _path(self, digest: str | None) -> Path | None:
-        return None if digest is None else self.blobs.path(digest)
+
+def close_stored(
+    given: AggregationInput, updates: Sequence[Update], path: Callable[[str], Path], folder: Path
+) -> Closed:
+    """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too."""
+    start = (given.start_broadcast, given.start_private)
+    broadcast, private = (None if digest is None else path(digest) for digest in start)
+    arrived = [
+        Arrived(
+            UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
+            path(update.digest),
+            update.discrepancy,
+        )
+        for update in updates
+    ]
+    everyone = [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
+    start_files = Start(path(given.start_model), broadcast, private)
+    return close_round(given.config, given.manifest, start_files, arrived, everyone, folder)
 
 
 def _digest(written: Written | None) -> str | None:
