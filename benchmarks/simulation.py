@@ -4,7 +4,7 @@ Sixty clients (NIID-2, 50 + 10), ten a round, simple CNN on noise of 3x32x32 wit
 normalisation, SGD with momentum 0.9. A round is counted whole: the plain loop averages the clients' models in
 memory; the engines also read and write the files that a service would send, and aggregate those.
 
-* ``samples_per_second``: by wall clock, medians of the rounds, which the four do in turns.
+* ``samples_per_second``: by wall clock, medians of the rounds, which they do in turns.
 * ``samples_per_cpu_second``: by CPU time of the process and its children, for crowded machines.
 * ``speed``: the plain loop's CPU time over an engine's, the median of the turns; ``speed_by_wall``: the same
   of wall clock times, where two processes gain by a second core.
@@ -45,6 +45,7 @@ from simulation.engines import Engine, InProcess, Processes
 from simulation.federation import Federation
 from simulation.grouped import Grouped
 from simulation.jobs import Workshop
+from simulation.native import Native
 
 PLAIN = "plain"
 
@@ -167,8 +168,18 @@ def measure(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
     given = config(rounds + 1, epochs)
     workshop = Workshop(given, None)
     plain = PlainLoop(workshop)
-    with InProcess(workshop) as one, Processes(given, None, None, 2) as two, Grouped(workshop) as grouped:
-        engines: dict[str, Engine] = {"in-process": one, "processes": two, "grouped": grouped}
+    with (
+        InProcess(workshop) as one,
+        Processes(given, None, None, 2) as two,
+        Grouped(workshop) as grouped,
+        Native(Workshop(given, None)) as native,  # changes its model
+    ):
+        engines: dict[str, Engine] = {
+            "in-process": one,
+            "processes": two,
+            "grouped": grouped,
+            "native": native,
+        }
         loops = {name: EngineLoop(engine, workshop, folder / name) for name, engine in engines.items()}
         times = {name: Times() for name in (PLAIN, *loops)}
         samples = [turn(number, plain, loops, times) for number in range(1, rounds + 2)]

@@ -191,16 +191,17 @@ def simulate_run(
     data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
     engine: Annotated[
-        Literal["in-process", "processes", "grouped"] | None,
+        Literal["in-process", "processes", "grouped", "native"] | None,
         typer.Option(
-            help="How a round's clients are trained: one by one, side by side, or (grouped) as one model: "
-            "faster, equal but for rounding. [default: in-process, or processes if there are several]"
+            help="How a round's clients are trained: one by one, side by side, as one model (grouped), or by "
+            "compiled kernels (native); the last two are faster, and equal but for rounding. "
+            "[default: in-process, or processes if there are several]"
         ),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
-    """Run a configuration on this machine without HTTP: the same models (bit for bit, unless grouped)."""
+    """Run a configuration on this machine without HTTP: the same models, bit for bit (see --engine)."""
     from feddisco.admin import load_config
 
     given = load_config(config)  # a wrong one is told without waiting for PyTorch
@@ -225,7 +226,7 @@ def reproduce_table(
     only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side, one core each.")] = 1,
     engine: Annotated[
-        Literal["in-process", "grouped"],
+        Literal["in-process", "grouped", "native"],
         typer.Option(help="How each run trains a round's clients: see simulate."),
     ] = "in-process",
     data: Annotated[

@@ -1,6 +1,7 @@
 """Ways to map training over a round's clients. The result does not depend on the engine.
 
-The third one, ``grouped`` (:mod:`simulation.grouped`), sums floats in another order: equal but for rounding.
+``grouped`` (:mod:`simulation.grouped`) and ``native`` (:mod:`simulation.native`) sum floats in another order:
+equal but for rounding.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Literal, Protocol, Self
 from shared.config import RunConfig
 from simulation.jobs import Done, Job, Workshop, work_in_process
 
-__all__ = ["Engine", "EngineName", "InProcess", "Processes", "one_thread"]
+__all__ = ["ROUNDING", "Engine", "EngineName", "InProcess", "Processes", "one_thread"]
 
-EngineName = Literal["in-process", "processes", "grouped"]
+EngineName = Literal["in-process", "processes", "grouped", "native"]
+
+ROUNDING: frozenset[EngineName] = frozenset({"grouped", "native"})
+"""The engines whose results differ from those of the others, and from each other's, by rounding."""
 
 
 class Engine(Protocol):

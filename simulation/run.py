@@ -24,10 +24,11 @@ from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
 from shared.tensors import load_into
-from simulation.engines import Engine, EngineName, InProcess, Processes
+from simulation.engines import ROUNDING, Engine, EngineName, InProcess, Processes
 from simulation.federation import Federation, RoundOutcome
 from simulation.grouped import Grouped
 from simulation.jobs import Workshop
+from simulation.native import Native
 
 __all__ = ["Results", "same_results", "simulate"]
 
@@ -83,7 +84,7 @@ def simulate(
     ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
-    ``engine``: None is what ``processes`` asks for; ``grouped`` gives the same results but for rounding.
+    ``engine``: None is what ``processes`` asks for; ``grouped`` and ``native`` are equal but for rounding.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
@@ -202,6 +203,8 @@ def _engine(
 ) -> InProcess | Processes | Grouped:
     if chosen == "grouped":
         return Grouped(workshop)
+    if chosen == "native":
+        return Native(workshop)
     if chosen == "in-process":
         return InProcess(workshop)
     return Processes(workshop.config, source, cache, processes)
@@ -239,7 +242,7 @@ def _check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any
             hint="Give another --out, or remove the file.",
         )
     begun = lines[0].get("machine", {}).get("engine", "in-process")
-    if begun != engine and "grouped" in (begun, engine):
+    if begun != engine and ROUNDING & {begun, engine}:
         raise InvalidConfiguration(
             f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",
             hint=f"Go on with --engine {begun}, or give another --out.",

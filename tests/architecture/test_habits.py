@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "worker/settings.py": "the worker's settings",
     "feddisco/settings.py": "the operator's commands",
     "feddisco/demo.py": "hands its environment on to its child processes",
+    "simulation/native/library.py": "the system's compiler and cache",
 }
 GLOBAL_RANDOM = {"server/api/work.py": "spreads the rechecks of waiting polls; no result depends on it"}
 

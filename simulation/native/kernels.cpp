@@ -1,0 +1,257 @@
+// A convolution (stride 1, no padding), its bias, ReLU and 2x2 max-pooling as one pass, forward and backward.
+//
+// Tensors of images are float32 (channels, height, width, lanes), contiguous: the batch is innermost and a
+// multiple of 16, so that a few channels fill the vector registers that a small network's channels alone do
+// not. Sums run in one fixed order: equal input gives equal bits on one type of processor.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16, TILE = 6;  // floats in a register; channels whose sums are held at once
+#elif defined(__AVX__)
+constexpr int WIDTH = 8, TILE = 2;
+#else
+constexpr int WIDTH = 4, TILE = 4;
+#endif
+constexpr int DEEP = TILE < 4 ? TILE : 4;  // the same for gradients of kernels, beside TAPS products each
+constexpr int TAPS = TILE < 4 ? 3 : 5;
+
+typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
+
+inline Vector load(const float *from) { return *reinterpret_cast<const Vector *>(from); }
+inline void store(float *to, Vector value) { *reinterpret_cast<Vector *>(to) = value; }
+inline Vector all(float value) { return value - Vector{}; }
+
+struct Shape {
+    int inputs, height, width;  // what comes in
+    int outputs, kernel_height, kernel_width;
+    int lanes;
+    int high() const { return height - kernel_height + 1; }  // what the convolution gives, before pooling
+    int wide() const { return width - kernel_width + 1; }
+};
+
+// Calls body with the constant that `count` is, from 1 to LARGEST.
+template <int LARGEST, class Body> inline void constant(int count, Body body) {
+    if constexpr (LARGEST >= 1) {
+        if (count == LARGEST) body(std::integral_constant<int, LARGEST>{});
+        else constant<LARGEST - 1>(count, body);
+    }
+}
+
+// Calls body(lane, constant number of vectors) for pieces of the lanes: four vectors, then two, then one.
+template <class Body> inline void pieces(int lanes, Body body) {
+    int lane = 0;
+    for (; lane + 4 * WIDTH <= lanes; lane += 4 * WIDTH) body(lane, std::integral_constant<int, 4>{});
+    for (; lane + 2 * WIDTH <= lanes; lane += 2 * WIDTH) body(lane, std::integral_constant<int, 2>{});
+    for (; lane + WIDTH <= lanes; lane += WIDTH) body(lane, std::integral_constant<int, 1>{});
+}
+
+// ---------------------------------------------------------------- forward
+
+// One pixel of CHANNELS outputs: the sum over inputs and taps. `weights` are (inputs, taps, all outputs).
+template <int CHANNELS, int VECTORS>
+inline void pixel(const Shape &s, const float *in, const float *weights, Vector (&sums)[CHANNELS][VECTORS]) {
+    const size_t row = size_t(s.width) * s.lanes, plane = row * s.height;
+    for (int i = 0; i < s.inputs; i++)
+        for (int ky = 0; ky < s.kernel_height; ky++) {
+            const float *at = in + i * plane + ky * row;
+            for (int kx = 0; kx < s.kernel_width; kx++, at += s.lanes, weights += s.outputs) {
+                Vector x[VECTORS];
+                for (int v = 0; v < VECTORS; v++) x[v] = load(at + v * WIDTH);
+                for (int c = 0; c < CHANNELS; c++) {
+                    const Vector w = all(weights[c]);
+                    for (int v = 0; v < VECTORS; v++) sums[c][v] += w * x[v];
+                }
+            }
+        }
+}
+
+// The largest of a 2x2 window and which one it was (0 to 3; 4 where ReLU lets nothing through).
+template <int CHANNELS, int VECTORS>
+void window(const Shape &s, const float *in, const float *weights, const float *bias, float *out,
+            uint8_t *which, size_t step) {
+    const size_t row = size_t(s.width) * s.lanes;
+    float best[CHANNELS][VECTORS * WIDTH];
+    uint8_t place[CHANNELS][VECTORS * WIDTH];
+    for (int corner = 0; corner < 4; corner++) {
+        Vector sums[CHANNELS][VECTORS];
+        for (int c = 0; c < CHANNELS; c++)
+            for (int v = 0; v < VECTORS; v++) sums[c][v] = all(bias[c]);
+        pixel<CHANNELS, VECTORS>(s, in + (corner / 2) * row + (corner % 2) * s.lanes, weights, sums);
+        for (int c = 0; c < CHANNELS; c++) {
+            float now[VECTORS * WIDTH];
+            for (int v = 0; v < VECTORS; v++) store(now + v * WIDTH, sums[c][v]);
+            for (int l = 0; l < VECTORS * WIDTH; l++) {
+                const bool larger = corner == 0 || now[l] > best[c][l];
+                best[c][l] = larger ? now[l] : best[c][l];
+                place[c][l] = larger ? corner : place[c][l];
+            }
+        }
+    }
+    for (int c = 0; c < CHANNELS; c++)
+        for (int l = 0; l < VECTORS * WIDTH; l++) {
+            const bool shut = best[c][l] <= 0;  // a NaN is none of both and stays
+            out[c * step + l] = shut ? 0 : best[c][l];
+            which[c * step + l] = shut ? 4 : place[c][l];
+        }
+}
+
+// ---------------------------------------------------------------- backward
+
+// Spread the pooled gradient over the convolution's outputs (outputs, high, wide, lanes); sums it per channel.
+void spread(const Shape &s, const float *gradient, const uint8_t *which, float *full, float *bias) {
+    const int high = s.high(), wide = s.wide(), lanes = s.lanes;
+    for (int c = 0; c < s.outputs; c++) {
+        Vector sum{};
+        float *plane = full + size_t(c) * high * wide * lanes;
+        if (high % 2 || wide % 2) std::memset(plane, 0, sizeof(float) * high * wide * lanes);
+        for (int y = 0; y < high / 2; y++)
+            for (int x = 0; x < wide / 2; x++, gradient += lanes, which += lanes) {
+                float *corners = plane + (size_t(2 * y) * wide + 2 * x) * lanes;
+                for (int corner = 0; corner < 4; corner++) {
+                    float *__restrict to = corners + (size_t(corner / 2) * wide + corner % 2) * lanes;
+                    for (int l = 0; l < lanes; l++) to[l] = which[l] == corner ? gradient[l] : 0;
+                    for (int l = 0; l < lanes; l += WIDTH) sum += load(to + l);
+                }
+            }
+        float total = 0;
+        for (int l = 0; l < WIDTH; l++) total += sum[l];
+        bias[c] = total;
+    }
+}
+
+// Adds one row's part to the kernel gradients of CHANNELS outputs and COUNT neighbouring taps.
+template <int CHANNELS, int COUNT>
+inline void row_taps(const Shape &s, const float *gradients, const float *in, float *sums, size_t next) {
+    const int lanes = s.lanes, length = s.wide() * lanes;
+    const size_t plane = size_t(s.high()) * length;
+    Vector held[CHANNELS][COUNT];
+    for (int c = 0; c < CHANNELS; c++)
+        for (int t = 0; t < COUNT; t++) held[c][t] = load(sums + (c * next + t) * WIDTH);
+    for (int at = 0; at < length; at += WIDTH) {
+        Vector x[COUNT];
+        for (int t = 0; t < COUNT; t++) x[t] = load(in + at + t * lanes);
+        for (int c = 0; c < CHANNELS; c++) {
+            const Vector g = load(gradients + c * plane + at);
+            for (int t = 0; t < COUNT; t++) held[c][t] += g * x[t];
+        }
+    }
+    for (int c = 0; c < CHANNELS; c++)
+        for (int t = 0; t < COUNT; t++) store(sums + (c * next + t) * WIDTH, held[c][t]);
+}
+
+// Gradient of the kernels (outputs, inputs, kernel_height, kernel_width), row by row of the image: a row of
+// gradients and of inputs stays in the nearest cache while every tap passes over it.
+void kernels(const Shape &s, const float *in, const float *full, float *result) {
+    const size_t row = size_t(s.width) * s.lanes, plane = row * s.height;
+    const size_t length = size_t(s.wide()) * s.lanes;
+    const size_t taps = size_t(s.inputs) * s.kernel_height * s.kernel_width;
+    std::vector<float> sums(s.outputs * taps * WIDTH);
+    for (int y = 0; y < s.high(); y++)
+        for (int c = 0; c < s.outputs; c += DEEP)
+            for (int i = 0; i < s.inputs; i++)
+                for (int ky = 0; ky < s.kernel_height; ky++)
+                    for (int kx = 0; kx < s.kernel_width; kx += TAPS) {
+                        const float *gradients = full + size_t(c) * s.high() * length + y * length;
+                        const float *at = in + i * plane + (y + ky) * row + size_t(kx) * s.lanes;
+                        const size_t tap = (size_t(i) * s.kernel_height + ky) * s.kernel_width + kx;
+                        float *to = &sums[(c * taps + tap) * WIDTH];
+                        constant<DEEP>(std::min(DEEP, s.outputs - c), [&](auto channels) {
+                            constant<TAPS>(std::min(TAPS, s.kernel_width - kx), [&](auto count) {
+                                row_taps<channels(), count()>(s, gradients, at, to, taps);
+                            });
+                        });
+                    }
+    for (size_t t = 0; t < s.outputs * taps; t++) {
+        float total = 0;
+        for (int l = 0; l < WIDTH; l++) total += sums[t * WIDTH + l];
+        result[t] = total;
+    }
+}
+
+// One pixel of the gradient of CHANNELS inputs. `weights` are (outputs, taps, all inputs).
+template <int CHANNELS, int VECTORS>
+void input_pixel(const Shape &s, const float *full, const float *weights, int y, int x, float *out,
+                 size_t step) {
+    const size_t row = size_t(s.wide()) * s.lanes, plane = row * s.high();
+    const int first_y = std::max(0, y - s.high() + 1), last_y = std::min(s.kernel_height - 1, y);
+    const int first_x = std::max(0, x - s.wide() + 1), last_x = std::min(s.kernel_width - 1, x);
+    Vector sums[CHANNELS][VECTORS]{};
+    for (int o = 0; o < s.outputs; o++)
+        for (int ky = first_y; ky <= last_y; ky++)
+            for (int kx = first_x; kx <= last_x; kx++) {
+                const float *at = full + o * plane + (y - ky) * row + size_t(x - kx) * s.lanes;
+                const float *w = weights + ((size_t(o) * s.kernel_height + ky) * s.kernel_width + kx) * s.inputs;
+                Vector g[VECTORS];
+                for (int v = 0; v < VECTORS; v++) g[v] = load(at + v * WIDTH);
+                for (int c = 0; c < CHANNELS; c++) {
+                    const Vector one = all(w[c]);
+                    for (int v = 0; v < VECTORS; v++) sums[c][v] += one * g[v];
+                }
+            }
+    for (int c = 0; c < CHANNELS; c++)
+        for (int v = 0; v < VECTORS; v++) store(out + c * step + v * WIDTH, sums[c][v]);
+}
+
+// (outputs, inputs, taps) as (inputs, taps, outputs), or as (outputs, taps, inputs).
+std::vector<float> arranged(const Shape &s, const float *weights, bool outputs_last) {
+    const int taps = s.kernel_height * s.kernel_width;
+    std::vector<float> made(size_t(s.outputs) * s.inputs * taps);
+    for (int o = 0; o < s.outputs; o++)
+        for (int i = 0; i < s.inputs; i++)
+            for (int t = 0; t < taps; t++)
+                made[outputs_last ? (size_t(i) * taps + t) * s.outputs + o : (size_t(o) * taps + t) * s.inputs + i] =
+                    *weights++;
+    return made;
+}
+
+}  // namespace
+
+extern "C" {
+
+// out and which: (outputs, high / 2, wide / 2, lanes), rounded down.
+void forward(const Shape *shape, const float *in, const float *weights, const float *bias, float *out,
+             uint8_t *which) {
+    const Shape &s = *shape;
+    const int pooled_high = s.high() / 2, pooled_wide = s.wide() / 2;
+    const size_t row = size_t(s.width) * s.lanes, step = size_t(pooled_high) * pooled_wide * s.lanes;
+    const std::vector<float> table = arranged(s, weights, true);
+    for (int y = 0; y < pooled_high; y++)
+        for (int x = 0; x < pooled_wide; x++)
+            for (int c = 0; c < s.outputs; c += TILE)
+                pieces(s.lanes, [&](int lane, auto vectors) {
+                    const float *from = in + 2 * y * row + size_t(2 * x) * s.lanes + lane;
+                    const size_t to = c * step + (size_t(y) * pooled_wide + x) * s.lanes + lane;
+                    constant<TILE>(std::min(TILE, s.outputs - c), [&](auto channels) {
+                        window<channels(), vectors()>(s, from, &table[c], bias + c, out + to, which + to, step);
+                    });
+                });
+}
+
+// gradient as out above; scratch: (outputs, high, wide, lanes). in_gradient may be null: not wanted.
+void backward(const Shape *shape, const float *in, const float *weights, const float *gradient,
+              const uint8_t *which, float *scratch, float *weight_gradient, float *bias_gradient,
+              float *in_gradient) {
+    const Shape &s = *shape;
+    spread(s, gradient, which, scratch, bias_gradient);
+    kernels(s, in, scratch, weight_gradient);
+    if (!in_gradient) return;
+    const size_t step = size_t(s.height) * s.width * s.lanes;
+    const std::vector<float> table = arranged(s, weights, false);
+    for (int y = 0; y < s.height; y++)
+        for (int x = 0; x < s.width; x++)
+            for (int c = 0; c < s.inputs; c += TILE)
+                pieces(s.lanes, [&](int lane, auto vectors) {
+                    float *to = in_gradient + c * step + (size_t(y) * s.width + x) * s.lanes + lane;
+                    constant<TILE>(std::min(TILE, s.inputs - c), [&](auto channels) {
+                        input_pixel<channels(), vectors()>(s, scratch + lane, &table[c], y, x, to, step);
+                    });
+                });
+}
+}

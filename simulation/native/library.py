@@ -1,0 +1,94 @@
+"""The compiled kernels: built once on each machine by its own C++ compiler, then kept."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from shared.problems import InvalidConfiguration
+
+__all__ = ["Shape", "library"]
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-trapping-math", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class Shape(ctypes.Structure):
+    """Of one pass over the images: sizes of what comes in, of the kernels, and the number of lanes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int)
+        for name in ("inputs", "height", "width", "outputs", "kernel_height", "kernel_width", "lanes")
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The functions ``forward`` and ``backward`` of ``kernels.cpp``; they take addresses and check nothing.
+
+    Raises:
+        InvalidConfiguration: no compiler, or it refuses the source; says what it said.
+    """
+    kept = _folder() / f"native-{_fingerprint()}.so"
+    if not kept.exists():
+        _build(kept)
+    loaded = ctypes.CDLL(str(kept))
+    pointer = ctypes.c_void_p
+    shape = ctypes.POINTER(Shape)
+    loaded.forward.argtypes, loaded.forward.restype = [shape, *[pointer] * 5], None
+    loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 8], None
+    return loaded
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddisco"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _compiler() -> str:
+    for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
+        if found := shutil.which(name):
+            return found
+    raise InvalidConfiguration(
+        f"engine: native needs a C++ compiler; none of {', '.join(COMPILERS)} was found.",
+        hint="Install one (Debian and Ubuntu: apt install g++), set CXX, or choose another engine.",
+    )
+
+
+def _fingerprint() -> str:
+    """Of the source and the processor: a home directory may be shared by unlike machines."""
+    told = hashlib.sha256(SOURCE.read_bytes())
+    told.update("\0".join((*FLAGS, platform.machine(), *_processor())).encode())
+    return told.hexdigest()[:16]
+
+
+def _processor() -> list[str]:
+    """What the processor can do, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return [platform.processor()]
+    return [line for line in lines if line.startswith(("flags", "Features"))][:1]
+
+
+def _build(target: Path) -> None:
+    """Compile beside the target, then rename: several processes may do it at once."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [_compiler(), *FLAGS, "-o", str(made), str(SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a compiler, no shell
+        if done.returncode:
+            raise InvalidConfiguration(
+                f"engine: native could not be compiled by {command[0]}: {done.stderr.strip()[-600:]}",
+                hint="Choose another engine, or set CXX to another compiler.",
+            )
+        made.replace(target)

@@ -1,0 +1,208 @@
+"""The engine native: the same training as the others, but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from shared import wire
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from simulation.engines import Engine, InProcess
+from simulation.federation import Federation
+from simulation.jobs import Workshop
+from simulation.native import Native, library
+from simulation.native.layers import accelerate
+from simulation.run import Results, simulate
+from tests.simulation.test_grouped import Pictures
+
+ALGORITHMS = ("fedavg", "fedavgm", "fedopt", "fednova", "fedprox", "scaffold", "feddyn", "feddc", "moon")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def row(inputs: int, outputs: int, kernel: tuple[int, int]) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel), nn.ReLU(), nn.MaxPool2d(2))
+
+
+def gradients(layers: nn.Module, images: Tensor, wanted: Tensor) -> list[Tensor]:
+    """Of the images, the kernels and the bias, and what came out."""
+    images = images.clone().requires_grad_()
+    layers.zero_grad()
+    out = layers(images)
+    out.backward(wanted)
+    return [out.detach(), *(p.grad for p in (images, *layers.parameters()) if p.grad is not None)]
+
+
+@given(
+    batch=st.integers(1, 150),
+    inputs=st.integers(1, 9),
+    outputs=st.integers(1, 17),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    spare=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_row_and_its_gradients(
+    batch: int, inputs: int, outputs: int, kernel: tuple[int, int], spare: tuple[int, int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    ours, plain = row(inputs, outputs, kernel), row(inputs, outputs, kernel)
+    plain.load_state_dict(ours.state_dict())
+    assert accelerate(ours) == 1
+    images = torch.randn(batch, inputs, kernel[0] + spare[0], kernel[1] + spare[1])
+    wanted = torch.randn_like(plain(images))
+    for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.abs().max())))
+
+
+def test_two_rows_one_after_the_other_of_unusual_strides() -> None:
+    torch.manual_seed(0)
+    ours, plain = (nn.Sequential(*row(3, 6, (5, 5)), *row(6, 16, (5, 5)), nn.Flatten()) for _ in range(2))
+    plain.load_state_dict(ours.state_dict())
+    assert accelerate(ours) == 2
+    images = torch.randn(10, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    wanted = torch.randn(10, 400)
+    for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_input_gives_equal_bits() -> None:
+    torch.manual_seed(0)
+    layers, images, wanted = row(3, 6, (5, 5)), torch.randn(64, 3, 32, 32), torch.randn(64, 6, 14, 14)
+    accelerate(layers)
+    first, *others = (gradients(layers, images, wanted) for _ in range(3))
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_what_is_no_number_stays_none() -> None:
+    layers, images = row(1, 2, (3, 3)), torch.ones(4, 1, 8, 8)
+    accelerate(layers)
+    images[1] = torch.nan
+    out = layers(images)
+    assert [bool(image.isnan().all()) for image in out] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("images", [torch.ones(1, 1, 8, 8).double(), torch.ones(1, 1, 8, 8).long()])
+def test_other_numbers_are_refused(images: Tensor) -> None:
+    layers = row(1, 2, (3, 3))
+    accelerate(layers)
+    with pytest.raises(TypeError, match="float32 on the CPU, got torch"):
+        layers(images)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 8, 8), (1, 8, 8), (1, 1, 3, 8), (1, 1, 8, 3)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    layers = row(1, 2, (3, 3))
+    accelerate(layers)
+    with pytest.raises(ValueError, match="Conv2d"):
+        layers(torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(2, 2, 3, groups=2), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 2, 3, dtype=torch.float64), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(3)],
+        [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)],
+        [nn.Conv2d(1, 2, 3), nn.Tanh(), nn.MaxPool2d(2)],
+        [nn.Linear(1, 2)],
+    ],
+)
+def test_a_model_without_such_a_row_is_refused(layers: list[nn.Module]) -> None:
+    with pytest.raises(InvalidConfiguration, match="native finds nothing in Sequential"):
+        accelerate(nn.Sequential(*layers))
+
+
+def config(**changes: Any) -> RunConfig:
+    fields: dict[str, Any] = {
+        "name": "native",
+        "task": "tests.simulation.test_grouped:Pictures",
+        "classes": Pictures.classes,
+        "rounds": 2,
+        "partition": "niid1:4:0.5",
+        "local": {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "weight_decay": 0.001},
+    }
+    return RunConfig.model_validate(fields | changes)
+
+
+def final(given: RunConfig, folder: Path, kind: type[InProcess]) -> tuple[dict[str, Tensor], list[float]]:
+    """The final model, and the clients' losses of both rounds."""
+    folder.mkdir()
+    workshop = Workshop(given, None)
+    engine: Engine = kind(workshop)
+    federation = Federation(given, workshop, folder)
+    losses = [d.loss or 0.0 for outcome in federation.rounds(engine) for d in outcome.done]
+    names = [spec.name for spec in workshop.manifest]
+    return wire.read_group(folder / federation.files.model, wire.MODEL, names), losses
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm(algorithm: str, tmp_path: Path) -> None:
+    plain = final(config(algorithm=algorithm), tmp_path / "plain", InProcess)
+    native = final(config(algorithm=algorithm), tmp_path / "native", Native)
+    torch.testing.assert_close(native, plain, rtol=1e-3, atol=1e-4)
+    start = Workshop(config(), None).model.state_dict()
+    assert any((native[0][name] - start[name]).abs().max() > 1e-3 for name in start), (
+        "it has learnt something"
+    )
+
+
+def test_a_run_is_gone_on_with_by_its_own_engine_alone(tmp_path: Path) -> None:
+    out, said = tmp_path / "run.jsonl", list[str]()
+    simulate(config(), source=None, out=out, engine="native", until=1, say=said.append)
+    with pytest.raises(InvalidConfiguration, match="begun with the engine native"):
+        simulate(config(), source=None, out=out, engine="grouped", say=said.append)
+    whole = tmp_path / "whole.jsonl"
+    digests = [
+        simulate(config(), source=None, out=path, engine="native", say=said.append) for path in (out, whole)
+    ]
+    assert digests[0] == digests[1] != ""
+    assert Results(out).lines()[0]["machine"]["engine"] == "native"
+
+
+# ---------------------------------------------------------------- the compiler
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine on which nothing was compiled yet, and without a compiler until a test puts one there."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("CXX", raising=False)
+    library.library.cache_clear()
+    yield tools
+    library.library.cache_clear()
+
+
+def test_without_a_compiler_it_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"needs a C.. compiler.*apt install"):
+        accelerate(row(1, 2, (3, 3)))
+
+
+def test_a_compiler_that_refuses_is_quoted(bare: Path) -> None:
+    compiler = bare / "c++"
+    compiler.write_text("#!/bin/sh\necho 'no such processor' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(InvalidConfiguration, match="no such processor"):
+        accelerate(row(1, 2, (3, 3)))
+    assert not list((bare.parent / "cache" / "feddisco").iterdir()), "nothing half made is left"
