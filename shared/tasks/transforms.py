@@ -14,10 +14,25 @@ __all__ = ["crop", "flip", "jitter", "rotate"]
 def crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
     """A window of the images' own size (B, C, H, W) at a random place of each image padded with black."""
     number, _, height, width = images.shape
-    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator).to(images.device)
+    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator)
     padded = functional.pad(images, (padding,) * 4)
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2P + 1, 2P + 1, H, W), no copy
-    return windows[torch.arange(number, device=images.device), :, down, right]
+    if images.device.type == "cpu":
+        return _windows_by_rows(padded, down, right, height, width)
+    return _windows(padded, down.to(images.device), right.to(images.device), height, width)
+
+
+def _windows(images: Tensor, down: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+    """Of each image, what lies ``down`` and ``right`` (B,) from its corner: (B, C, height, width)."""
+    views = images.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, rows, columns, height, width), no copy
+    return views[torch.arange(len(images), device=images.device), :, down, right]
+
+
+def _windows_by_rows(images: Tensor, down: Tensor, right: Tensor, height: int, width: int) -> Tensor:
+    """The same on the CPU, where PyTorch would copy pixel by pixel."""
+    found = images.new_empty(*images.shape[:2], height, width)
+    for image, y, x, target in zip(images.numpy(), down.tolist(), right.tolist(), found.numpy(), strict=True):
+        target[:] = image[:, y : y + height, x : x + width]
+    return found
 
 
 def flip(images: Tensor, generator: torch.Generator) -> Tensor:

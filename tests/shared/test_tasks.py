@@ -25,7 +25,7 @@ from shared.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Split, Task
-from shared.tasks.transforms import crop, flip, jitter, rotate
+from shared.tasks.transforms import _windows, _windows_by_rows, crop, flip, jitter, rotate
 
 CONTRACT = ("cat", "dog", "lion")
 
@@ -173,6 +173,15 @@ def test_normalisation_is_that_of_the_reference() -> None:
     deviation = torch.tensor([0.2023, 0.1994, 0.2010]).view(3, 1, 1)
     prepared = load_task("cifar10").prepare(images, None)
     torch.testing.assert_close(prepared, (images / 255 - mean) / deviation)
+
+
+def test_windows_row_by_row_are_those_of_accelerators() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (20, 3, 9, 12), generator=generator, dtype=torch.uint8)
+    down, right = torch.randint(0, 5, (2, 20), generator=generator)
+    rows = _windows_by_rows(images, down, right, 5, 8)
+    assert torch.equal(rows, _windows(images, down, right, 5, 8))
+    assert torch.equal(rows[7], images[7, :, down[7] : down[7] + 5, right[7] : right[7] + 8])
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:
