@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shared import wire
 from shared.algorithms.base import Algorithm, Combined, ServerRound, UpdateInfo
 from shared.config import LocalTraining
-from shared.problems import Diverged, InvalidConfiguration, InvalidRequest, WeightlessRound
+from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
 from shared.schemas import TensorKind, TensorSpec
 from shared.wire import Written
 
@@ -69,7 +69,7 @@ def aggregate(
     do frozen and integer tensors. Results have the manifest's dtypes.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
-    the updates, Diverged if the result is not finite, and InvalidConfiguration if the algorithm does not
+    the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
     return what it declares. Files must have passed ``shared.validation``.
     """
     ordered = sorted(updates, key=lambda update: update.info.index)
@@ -224,7 +224,7 @@ def _finished(spec: TensorSpec, tensors: Mapping[str, Tensor], group: str) -> Te
         )
     cast = tensor.to(getattr(torch, DTYPES[spec.dtype].torch))
     if cast.is_floating_point() and not math.isfinite(_largest(cast)):
-        raise Diverged(
+        raise ModelDiverged(
             f"tensor {spec.name!r} of group {group!r} is not finite after aggregation",
             hint="Lower the server's or the clients' learning rate, or clip local gradients.",
             tensor=spec.name,

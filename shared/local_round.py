@@ -25,7 +25,10 @@ LOCAL_BUFFERS = "local_buffers"
 
 
 class Diverged(ArithmeticError):
-    """The loss or a parameter is no longer a finite number; ``detail`` says where, ``hint`` what to do."""
+    """A client's loss or parameter is no longer finite; ``detail`` says where, ``hint`` what to do.
+
+    Of the aggregated model the coordinator says ``shared.problems.ModelDiverged``.
+    """
 
     code = "diverged"
 

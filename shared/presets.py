@@ -16,7 +16,9 @@ RELEASE = "feddisco-release"
 
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "fedavgm": {"beta": 0.5, "damped": True},
-    "feddyn": {"alpha": 0.01, "alpha_scaling": "size"},
+    "scaffold": {"random_controls": 0},
+    "feddyn": {"alpha": 0.01, "alpha_scaling": "size", "scaled_terms": "linear"},
+    "fednova": {"normaliser": "steps"},
     "feddc": {"alpha": 0.01, "alpha_scaling": "size", "gradient_term": False},
     "moon": {"mu": 0.1, "temperature": 0.5},
 }

@@ -18,7 +18,7 @@
     ├── Conflict 409                  right request, wrong moment
     │   ├── NameTaken · AlreadyEnrolled · ClassContractMismatch · IndexTaken
     │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
-    │   ├── IllegalTransition · WeightlessRound · Diverged
+    │   ├── IllegalTransition · WeightlessRound · ModelDiverged
     │   └── UpdateRefused             UpdateLate · UpdateStale · NotAParticipant
     │                                 UpdateAlreadyReceived · RunOver
     └── ServiceFault 503              SchemaOutdated · StorageUnavailable
@@ -38,7 +38,6 @@ __all__ = [
     "Conflict",
     "DigestMismatch",
     "DiscrepancyAlreadySubmitted",
-    "Diverged",
     "Forbidden",
     "IllegalTransition",
     "IncompatibleVersion",
@@ -48,6 +47,7 @@ __all__ = [
     "MethodNotAllowed",
     "MissingTensor",
     "MissingToken",
+    "ModelDiverged",
     "NameTaken",
     "NotAParticipant",
     "NotFinite",
@@ -276,7 +276,9 @@ class WeightlessRound(Conflict):
     title = "No update of the round has a weight"
 
 
-class Diverged(Conflict):
+class ModelDiverged(Conflict):
+    """The aggregated model is not finite; a client's own training raises ``shared.training.Diverged``."""
+
     code = "diverged"
     title = "The new model holds NaN or infinity"
 

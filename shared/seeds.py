@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     import torch
 
 Purpose = Literal[
-    "initial-model", "participants", "batches", "augmentation", "dropout", "partition", "split", "steps"
+    "initial-model",
+    "participants",
+    "batches",
+    "augmentation",
+    "dropout",
+    "partition",
+    "split",
+    "steps",
+    "controls",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

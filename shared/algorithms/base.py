@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from pydantic import Field
 
 from shared.config import Frozen
 
@@ -27,6 +29,7 @@ __all__ = [
     "AlgorithmParameters",
     "Batch",
     "Combined",
+    "DynamicParameters",
     "LocalFinish",
     "LocalRound",
     "ServerRound",
@@ -40,6 +43,22 @@ class AlgorithmParameters(Frozen):
 
 
 P = TypeVar("P", bound=AlgorithmParameters)
+
+
+class DynamicParameters(AlgorithmParameters):
+    """Of the methods with a regulariser that changes from round to round (FedDyn, FedDC)."""
+
+    alpha: float = Field(0.01, gt=0, description="strength of the regulariser")
+    alpha_scaling: Literal["common", "size"] = Field(
+        "common",
+        description="common: one alpha, tends to the minimiser of the unweighted mean, as in the papers; "
+        "size: alpha over the client's relative size, tends to the size-weighted one, as in their code",
+    )
+
+    def scale(self, local: LocalRound) -> float:
+        """What alpha is divided by at this client: 1, or its relative size (1 too if that is not known)."""
+        by_size = self.alpha_scaling == "size" and local.relative_size > 0
+        return local.relative_size if by_size else 1.0
 
 
 @dataclass(frozen=True)
@@ -144,10 +163,11 @@ class Algorithm(Generic[P]):
     citation: ClassVar[str]
     Parameters: ClassVar[type[AlgorithmParameters]] = AlgorithmParameters
 
-    downloads: ClassVar[tuple[str, ...]] = ()  # server groups that every client receives beside the model
-    private: ClassVar[tuple[str, ...]] = ()  # server groups that stay on the server
-    uploads: ClassVar[tuple[str, ...]] = ()  # groups that a client sends beside its model
-    keeps: ClassVar[tuple[str, ...]] = ()  # groups that a client keeps for its next round
+    # Where they depend on the parameters, __init__ sets them for the instance.
+    downloads: tuple[str, ...] = ()  # server groups that every client receives beside the model
+    private: tuple[str, ...] = ()  # server groups that stay on the server
+    uploads: tuple[str, ...] = ()  # groups that a client sends beside its model
+    keeps: tuple[str, ...] = ()  # groups that a client keeps for its next round
 
     def __init__(self, parameters: P) -> None:
         self.parameters = parameters

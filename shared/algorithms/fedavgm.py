@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, ServerRound
 
-__all__ = ["FedAvgM", "FedAvgMParameters"]
+if TYPE_CHECKING:
+    from shared.algorithms.base import Tensors
+
+__all__ = ["MOMENTUM", "FedAvgM", "FedAvgMParameters", "with_momentum"]
+
+MOMENTUM = "momentum"
+"""The private group that :func:`with_momentum` reads and returns."""
 
 
 class FedAvgMParameters(AlgorithmParameters):
@@ -16,6 +22,10 @@ class FedAvgMParameters(AlgorithmParameters):
     server_learning_rate: float = Field(1.0, gt=0)
     damped: bool = Field(
         False, description="scale the new change by 1 - beta, as the MOON and FedDisco code does"
+    )
+    nesterov: bool = Field(
+        False,
+        description="step along the change and beta times the new momentum, as in the paper's experiments",
     )
 
 
@@ -30,16 +40,38 @@ class FedAvgM(Algorithm[FedAvgMParameters]):
         "Classification. arXiv:1909.06335, 2019."
     )
     Parameters = FedAvgMParameters
-    private: ClassVar[tuple[str, ...]] = ("momentum",)
+    private = (MOMENTUM,)
 
     def combine(self, server: ServerRound) -> Combined:
         chosen = self.parameters
-        gain = 1 - chosen.beta if chosen.damped else 1.0
-        model = server.updates.weighted_sum(server.weights)
-        momentum = {}
-        for name, mean in model.items():
-            x = server.model[name]
-            velocity = (x - mean).mul_(gain).add_(server.state["momentum"][name], alpha=chosen.beta)
-            momentum[name] = velocity
-            model[name] = x - chosen.server_learning_rate * velocity
-        return Combined(model=model, state={"momentum": momentum})
+        return with_momentum(
+            server,
+            server.updates.weighted_sum(server.weights),
+            chosen.beta,
+            gain=1 - chosen.beta if chosen.damped else 1.0,
+            rate=chosen.server_learning_rate,
+            nesterov=chosen.nesterov,
+        )
+
+
+def with_momentum(
+    server: ServerRound,
+    target: Tensors,
+    beta: float,
+    *,
+    gain: float = 1.0,
+    rate: float = 1.0,
+    nesterov: bool = False,
+) -> Combined:
+    """``D = gain (x - target)``, ``v <- beta v + D``, ``x <- x - rate v``; Nesterov: ``- rate (D + beta v)``.
+
+    ``target`` is where the round alone would lead; it is overwritten.
+    """
+    momentum = {}
+    for name, value in target.items():
+        x = server.model[name]
+        change = (x - value).mul_(gain)
+        velocity = change.add(server.state[MOMENTUM][name], alpha=beta)
+        momentum[name] = velocity
+        target[name] = x - rate * (change.add_(velocity, alpha=beta) if nesterov else velocity)
+    return Combined(model=target, state={MOMENTUM: momentum})

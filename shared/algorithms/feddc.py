@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from shared.algorithms.base import (
     Algorithm,
-    AlgorithmParameters,
     Combined,
+    DynamicParameters,
     LocalFinish,
     LocalRound,
     ServerRound,
 )
 
+if TYPE_CHECKING:
+    from shared.algorithms.base import Tensors
+
 __all__ = ["FedDC", "FedDCParameters"]
 
 
-class FedDCParameters(AlgorithmParameters):
-    alpha: float = Field(0.01, gt=0, description="strength of the pull to the drift-corrected model")
-    alpha_scaling: Literal["common", "size"] = Field(
-        "common",
-        description="common: one alpha, tends to the minimiser of the unweighted mean, as in the paper; "
-        "size: by the client's relative size, tends to the size-weighted one, as in the authors' code",
-    )
+class FedDCParameters(DynamicParameters):
     gradient_term: bool = Field(
         True, description="False: without the gradient correction, as in the FedDisco code; equals FedDyn"
     )
@@ -38,7 +35,8 @@ class FedDC(Algorithm[FedDCParameters]):
     The server keeps the mean of all h_k from the models themselves, so no drift is uploaded. Scored is the
     mean of the models, sent is mean + mean drift.
 
-    The gradient term is applied after the optimizer's step for the reason given in SCAFFOLD.
+    The gradient term is applied after the optimizer's step for the reason given in SCAFFOLD. Without it there
+    is no g and no g_k: nothing beside the model travels.
     """
 
     citation: ClassVar[str] = (
@@ -46,17 +44,17 @@ class FedDC(Algorithm[FedDCParameters]):
         "and Correction. CVPR 2022."
     )
     Parameters = FedDCParameters
-    downloads: ClassVar[tuple[str, ...]] = ("gradient",)
-    private: ClassVar[tuple[str, ...]] = ("drift",)
-    uploads: ClassVar[tuple[str, ...]] = ("gradient_delta",)
-    keeps: ClassVar[tuple[str, ...]] = ("drift", "gradient")
+    private = ("drift",)
 
-    def _scale(self, local: LocalRound) -> float:
-        by_size = self.parameters.alpha_scaling == "size" and local.relative_size > 0
-        return local.relative_size if by_size else 1.0
+    def __init__(self, parameters: FedDCParameters) -> None:
+        super().__init__(parameters)
+        corrects = parameters.gradient_term
+        self.downloads = ("gradient",) if corrects else ()
+        self.uploads = ("gradient_delta",) if corrects else ()
+        self.keeps = ("drift", "gradient") if corrects else ("drift",)
 
     def on_gradient(self, local: LocalRound) -> None:
-        alpha = self.parameters.alpha / self._scale(local)
+        alpha = self.parameters.alpha / self.parameters.scale(local)
         for name, parameter in local.parameters.items():
             if parameter.grad is not None:
                 pull = parameter.detach() - local.start[name] + local.kept["drift"][name]
@@ -65,32 +63,43 @@ class FedDC(Algorithm[FedDCParameters]):
     def on_step(self, local: LocalRound) -> None:
         if not self.parameters.gradient_term:
             return
+        scale = self.parameters.scale(local)
         for name, parameter in local.parameters.items():
-            correction = local.received["gradient"][name] / self._scale(local) - local.kept["gradient"][name]
+            correction = local.received["gradient"][name] / scale - local.kept["gradient"][name]
             parameter.detach().sub_(correction, alpha=local.learning_rate)
 
     def finish(self, local: LocalRound) -> LocalFinish:
-        """Without a step, or without the gradient term, the gradient state stays."""
-        scale, drift, gradient, deltas = self._scale(local), {}, {}, {}
+        scale, drift, gradient, deltas = self.parameters.scale(local), {}, {}, {}
         for name, parameter in local.parameters.items():
             moved = parameter.detach() - local.start[name]
             drift[name] = local.kept["drift"][name] + moved
+            if not self.parameters.gradient_term:
+                continue
             change = -local.received["gradient"][name] / scale
-            if local.steps and self.parameters.gradient_term:
+            if local.steps:
                 change.sub_(moved, alpha=1 / (local.steps * local.learning_rate))
-            else:
+            else:  # nothing to measure: the gradient state stays
                 change.zero_()
             gradient[name] = local.kept["gradient"][name] + change
             deltas[name] = scale * change
+        if not self.parameters.gradient_term:
+            return LocalFinish(kept={"drift": drift})
         return LocalFinish(uploads={"gradient_delta": deltas}, kept={"drift": drift, "gradient": gradient})
 
     def combine(self, server: ServerRound) -> Combined:
         mean = server.updates.weighted_sum(server.weights)
         drift = server.mean_displacement()
+        for name, change in drift.items():
+            change.add_(server.state["drift"][name])
+        state = {"drift": drift}
+        if self.parameters.gradient_term:
+            state["gradient"] = self._gradient(server)
+        sent = {name: mean[name] + drift[name] for name in mean}
+        return Combined(model=sent, score=mean, state=state)
+
+    def _gradient(self, server: ServerRound) -> Tensors:
         uniform = {info.index: 1 / server.clients for info in server.updates.infos}
         gradient = server.updates.weighted_sum(uniform, "gradient_delta")
-        for name in mean:
-            drift[name].add_(server.state["drift"][name])
-            gradient[name].add_(server.state["gradient"][name])
-        sent = {name: mean[name] + drift[name] for name in mean}
-        return Combined(model=sent, score=mean, state={"drift": drift, "gradient": gradient})
+        for name, change in gradient.items():
+            change.add_(server.state["gradient"][name])
+        return gradient

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from shared.algorithms.base import (
     Algorithm,
-    AlgorithmParameters,
     Combined,
+    DynamicParameters,
     LocalFinish,
     LocalRound,
     ServerRound,
@@ -18,12 +18,11 @@ from shared.algorithms.base import (
 __all__ = ["FedDyn", "FedDynParameters"]
 
 
-class FedDynParameters(AlgorithmParameters):
-    alpha: float = Field(0.01, gt=0, description="strength of the regulariser")
-    alpha_scaling: Literal["common", "size"] = Field(
-        "common",
-        description="common: one alpha, tends to the minimiser of the unweighted mean, as in the paper; "
-        "size: alpha over the client's relative size, tends to the size-weighted one, as in their code",
+class FedDynParameters(DynamicParameters):
+    scaled_terms: Literal["all", "linear"] = Field(
+        "all",
+        description="what alpha_scaling applies to: the whole regulariser, as in the authors' code, or only "
+        "its terms linear in the weights, as in the FedDisco code (other local problems, the same limit)",
     )
 
 
@@ -41,19 +40,22 @@ class FedDyn(Algorithm[FedDynParameters]):
         "Regularization. ICLR 2021."
     )
     Parameters = FedDynParameters
-    private: ClassVar[tuple[str, ...]] = ("drift",)
-    keeps: ClassVar[tuple[str, ...]] = ("gradient",)
+    private = ("drift",)
+    keeps = ("gradient",)
 
     def _alpha(self, local: LocalRound) -> float:
-        by_size = self.parameters.alpha_scaling == "size" and local.relative_size > 0
-        return self.parameters.alpha / (local.relative_size if by_size else 1.0)
+        return self.parameters.alpha / self.parameters.scale(local)
 
     def on_gradient(self, local: LocalRound) -> None:
+        """``linear``: ``alpha w - alpha_k x`` in place of ``alpha_k (w - x)``, alpha_k the scaled one."""
         alpha = self._alpha(local)
+        rest = self.parameters.alpha - alpha if self.parameters.scaled_terms == "linear" else 0.0
         for name, parameter in local.parameters.items():
             if parameter.grad is not None:
                 parameter.grad.sub_(local.kept["gradient"][name])
                 parameter.grad.add_(parameter.detach() - local.start[name], alpha=alpha)
+                if rest:
+                    parameter.grad.add_(parameter.detach(), alpha=rest)
 
     def finish(self, local: LocalRound) -> LocalFinish:
         alpha = self._alpha(local)

@@ -2,45 +2,96 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, ServerRound
+from shared.algorithms.fedavgm import MOMENTUM, with_momentum
 
-__all__ = ["FedNova", "accumulated"]
+if TYPE_CHECKING:
+    from shared.algorithms.base import Tensors
+
+__all__ = ["FedNova", "FedNovaParameters", "accumulated", "effective_steps", "normalised"]
 
 
-class FedNova(Algorithm[AlgorithmParameters]):
+class FedNovaParameters(AlgorithmParameters):
+    normaliser: Literal["momentum", "steps"] = Field(
+        "momentum",
+        description="momentum: a gradient counts as often as the clients' momentum uses it, as in the paper; "
+        "steps: once, whatever the momentum, as in the FedDisco code",
+    )
+    beta: float = Field(0.0, ge=0, lt=1, description="server momentum, as FedAvgM's; 0: none")
+
+
+class FedNova(Algorithm[FedNovaParameters]):
     """``x <- x - tau_eff sum_k p_k (x - y_k) / |a_k|``, ``tau_eff = sum_k p_k |a_k|`` (eq. 8, 9).
 
     ``|a_k|`` is the sum of the factors with which the client's gradients entered its displacement: the number
-    of steps for plain SGD, more with momentum. Equal steps give FedAvg.
+    of steps for plain SGD, more with momentum. Equal steps give FedAvg. The paper's variant for proximal
+    local training is FedProx with ``normalised``.
     """
 
     citation: ClassVar[str] = (
         "Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous "
         "Federated Optimization. NeurIPS 2020."
     )
+    Parameters = FedNovaParameters
+
+    def __init__(self, parameters: FedNovaParameters) -> None:
+        super().__init__(parameters)
+        self.private = (MOMENTUM,) if parameters.beta else ()
 
     def combine(self, server: ServerRound) -> Combined:
-        """A client without a step sent x itself: nothing to normalise, and 0 in ``tau_eff``."""
-        norms = {info.index: accumulated(info.steps, server.momentum) for info in server.updates.infos}
-        effective = sum(p * norms[index] for index, p in server.weights.items())
-        coefficients = {
-            index: effective * p / norms[index] for index, p in server.weights.items() if norms[index] > 0
-        }
-        model = server.updates.weighted_sum(coefficients)
-        remaining = 1 - sum(coefficients.values())
-        for name, total in model.items():
-            total.add_(server.model[name], alpha=remaining)
+        momentum = server.momentum if self.parameters.normaliser == "momentum" else 0.0
+        model = normalised(
+            server, {info.index: accumulated(info.steps, momentum) for info in server.updates.infos}
+        )
+        if self.parameters.beta:
+            return with_momentum(server, model, self.parameters.beta)
         return Combined(model=model)
 
 
-def accumulated(steps: int, momentum: float) -> float:
-    """``|a_k|_1`` after ``steps`` heavy-ball steps from a zero buffer (section 4, momentum example).
+def normalised(server: ServerRound, norms: Mapping[int, float]) -> Tensors:
+    """``x - tau_eff sum_k p_k (x - y_k) / |a_k|`` for the ``|a_k|`` given by client index.
+
+    A client without a step sent x itself: nothing to normalise, and 0 in ``tau_eff``.
+    """
+    effective = effective_steps(server.weights, norms)
+    coefficients = {
+        index: effective * p / norms[index] for index, p in server.weights.items() if norms[index] > 0
+    }
+    model = server.updates.weighted_sum(coefficients)
+    remaining = 1 - sum(coefficients.values())
+    for name, total in model.items():
+        total.add_(server.model[name], alpha=remaining)
+    return model
+
+
+def effective_steps(weights: Mapping[int, float], norms: Mapping[int, float]) -> float:
+    """``tau_eff = sum_k p_k |a_k|``."""
+    return sum(p * norms[index] for index, p in weights.items())
+
+
+def accumulated(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """``|a_k|_1`` after ``steps`` heavy-ball steps from a zero buffer (section 4).
+
+    ``pull`` is learning rate times mu of a proximal term: what the displacement loses in a step. The sum is
+    the displacement, in learning rates, that gradients of 1 lead to; with momentum as well, the recurrence is
+    the exact one, which the authors' code is not.
 
     >>> [round(accumulated(steps, 0.9), 12) for steps in (4, 2, 1)]
     [9.049, 2.9, 1.0]
+    >>> round(accumulated(4, 0.0, pull=0.05), 12) == round((1 - 0.95**4) / 0.05, 12)
+    True
     """
+    if pull:
+        moved = velocity = 0.0
+        for _ in range(steps):
+            velocity = momentum * velocity + 1 - pull * moved
+            moved += velocity
+        return moved
     if momentum == 0:
         return float(steps)
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -35,7 +35,7 @@ class FedOpt(Algorithm[FedOptParameters]):
         "ICLR 2021."
     )
     Parameters = FedOptParameters
-    private: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment_excess")
+    private = ("first_moment", "second_moment_excess")
 
     def combine(self, server: ServerRound) -> Combined:
         chosen = self.parameters

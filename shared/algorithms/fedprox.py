@@ -6,17 +6,25 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.algorithms.base import Algorithm, AlgorithmParameters, LocalRound
+from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, LocalRound, ServerRound
+from shared.algorithms.fednova import accumulated, normalised
 
 __all__ = ["FedProx", "FedProxParameters"]
 
 
 class FedProxParameters(AlgorithmParameters):
     mu: float = Field(0.01, ge=0, description="strength of the pull; 0 is FedAvg")
+    normalised: bool = Field(
+        False, description="FedNova's proximal variant: updates are normalised by their number of steps"
+    )
 
 
 class FedProx(Algorithm[FedProxParameters]):
-    """The client minimises ``F_k(w) + mu/2 |w - x|^2`` (eq. 2); the server is FedAvg's."""
+    """The client minimises ``F_k(w) + mu/2 |w - x|^2`` (eq. 2); the server is FedAvg's, or FedNova's.
+
+    Normalised, ``|a_k|`` is ``(1 - (1 - lr mu)^tau) / (lr mu)`` without momentum, and ``tau_eff`` is
+    ``sum_k p_k |a_k|``, so that equal steps give FedProx (the code of FedNova takes ``sum_k p_k tau_k``).
+    """
 
     citation: ClassVar[str] = (
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks. "
@@ -29,3 +37,10 @@ class FedProx(Algorithm[FedProxParameters]):
         for name, parameter in local.parameters.items():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - local.start[name], alpha=self.parameters.mu)
+
+    def combine(self, server: ServerRound) -> Combined:
+        if not self.parameters.normalised:
+            return super().combine(server)
+        pull = server.learning_rate * self.parameters.mu
+        norms = {info.index: accumulated(info.steps, server.momentum, pull) for info in server.updates.infos}
+        return Combined(model=normalised(server, norms))

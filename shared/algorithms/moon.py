@@ -36,7 +36,7 @@ class Moon(Algorithm[MoonParameters]):
 
     citation: ClassVar[str] = "Li, He, Song: Model-Contrastive Federated Learning. CVPR 2021."
     Parameters = MoonParameters
-    keeps: ClassVar[tuple[str, ...]] = ("previous",)
+    keeps = ("previous",)
 
     def begin(self, local: LocalRound) -> None:
         """Listens at the classifier, so that the batch's own features cost no further pass."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import copy
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,12 @@ from shared.algorithms.base import (
     LocalRound,
     ServerRound,
 )
+from shared.seeds import derive
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shared.algorithms.base import Tensors
 
 __all__ = ["Scaffold", "ScaffoldParameters"]
 
@@ -25,6 +32,12 @@ class ScaffoldParameters(AlgorithmParameters):
         description="what the control variates are averaged with: 1/N as published (the limit is then the "
         "minimiser of the unweighted mean whatever the aggregation weights), or the aggregation weights",
     )
+    random_controls: int | None = Field(
+        None,
+        ge=0,
+        description="seed of a random network that all control variates start as, as in the NIID-Bench and "
+        "FedDisco code: no matter while every client takes part, a bias otherwise; None: zero, as published",
+    )
 
 
 class Scaffold(Algorithm[ScaffoldParameters]):
@@ -33,6 +46,9 @@ class Scaffold(Algorithm[ScaffoldParameters]):
     The correction is applied after the optimizer's step, scaled by lr: the same as in the gradient for plain
     SGD, and with momentum the form that agrees with ``(x - y_k) / (tau lr)``, the displacement per step
     (corrected in the gradient, momentum 0.9 would over-correct tenfold).
+
+    If the control variates start as a random network R, ``c - R`` and ``c_k - R`` are kept and sent: zero
+    where nothing is there yet, and R is left in ``c_k+ - c_k = -(c - R) - R + (x - y_k) / (tau lr)`` alone.
     """
 
     citation: ClassVar[str] = (
@@ -40,9 +56,9 @@ class Scaffold(Algorithm[ScaffoldParameters]):
         "Federated Learning. ICML 2020."
     )
     Parameters = ScaffoldParameters
-    downloads: ClassVar[tuple[str, ...]] = ("control",)
-    uploads: ClassVar[tuple[str, ...]] = ("control_delta",)
-    keeps: ClassVar[tuple[str, ...]] = ("control",)
+    downloads = ("control",)
+    uploads = ("control_delta",)
+    keeps = ("control",)
 
     def on_step(self, local: LocalRound) -> None:
         for name, parameter in local.parameters.items():
@@ -51,12 +67,15 @@ class Scaffold(Algorithm[ScaffoldParameters]):
 
     def finish(self, local: LocalRound) -> LocalFinish:
         """Without a step there is no displacement to measure: c_k stays."""
-        deltas, controls = {}, {}
+        deltas, controls, seed = {}, {}, self.parameters.random_controls
+        offsets = {} if seed is None else _random_network(local.model, seed)
         for name, parameter in local.parameters.items():
             delta = -local.received["control"][name]
             if local.steps:
                 displacement = local.start[name] - parameter.detach()
                 delta.add_(displacement, alpha=1 / (local.steps * local.learning_rate))
+                if name in offsets:
+                    delta.sub_(offsets[name].to(delta.device))
             else:
                 delta.zero_()
             deltas[name] = delta
@@ -82,3 +101,19 @@ class Scaffold(Algorithm[ScaffoldParameters]):
             return {info.index: 1 / server.clients for info in infos}
         share = len(infos) / server.clients
         return {info.index: share * server.weights.get(info.index, 0.0) for info in infos}
+
+
+def _random_network(model: nn.Module, seed: int) -> Tensors:
+    """Parameters on the CPU, drawn by the model's own modules; zero for those that have no way to draw."""
+    import torch
+
+    from shared.reproducible import reproducible
+
+    drawn = copy.deepcopy(model).to("cpu")
+    with reproducible(derive(seed, "controls"), torch.device("cpu")), torch.no_grad():
+        for parameter in drawn.parameters():
+            parameter.zero_()
+        for module in drawn.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    return {name: parameter.detach() for name, parameter in drawn.named_parameters()}

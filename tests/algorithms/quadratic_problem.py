@@ -45,6 +45,9 @@ class Quadratic(nn.Module):
         h, m = problem[0]
         return (h * (self.w - m).square()).sum() / 2
 
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.w)
+
 
 class QuadraticTask:
     """As much of a task as the trainer uses."""
@@ -95,7 +98,7 @@ class Federation:
                 broadcast=broadcast,
                 private=private,
                 updates=files[::-1],
-                weights=self._weights(present),
+                weights=self.weights(present),
                 clients=3,
                 local=self._local(0),
                 buffers="average",
@@ -119,7 +122,7 @@ class Federation:
             weight_decay=0,
         )
 
-    def _weights(self, present: Sequence[int]) -> dict[int, float]:
+    def weights(self, present: Sequence[int]) -> dict[int, float]:
         rows = [
             Contribution(index, int(sum(counts)), discrepancy(counts, "uniform", "kl"))
             for index, counts in enumerate(VECTORS["counts"])

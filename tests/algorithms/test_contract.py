@@ -22,11 +22,29 @@ MANIFEST = manifest_of(build())
 ALL_NAMES = [spec.name for spec in MANIFEST]
 NAMES = [spec.name for spec in MANIFEST if spec.kind is TensorKind.PARAMETER]
 
-every_algorithm = pytest.mark.parametrize("name", available())
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fedavgm", {"damped": True, "nesterov": True}),
+    ("fedprox", {"mu": 0.5, "normalised": True}),
+    ("scaffold", {"dual_weights": "same"}),
+    ("scaffold", {"random_controls": 0}),
+    ("feddyn", {"alpha_scaling": "size", "scaled_terms": "linear"}),
+    ("fednova", {"normaliser": "steps", "beta": 0.5}),
+    ("feddc", {"alpha_scaling": "size", "gradient_term": False}),
+    ("fedopt", {"variant": "adagrad"}),
+    ("fedopt", {"variant": "yogi"}),
+)
+CHOICES = [
+    *(AlgorithmChoice(name=name) for name in available()),
+    *(AlgorithmChoice(name=name, parameters=parameters) for name, parameters in VARIANTS),
+]
+
+every_algorithm = pytest.mark.parametrize(
+    "choice", CHOICES, ids=lambda choice: "-".join([choice.name, *map(str, choice.parameters.values())])
+)
 
 
-def _method(name: str) -> Any:
-    return load_algorithm(AlgorithmChoice(name=name))
+def _method(choice: AlgorithmChoice) -> Any:
+    return load_algorithm(choice)
 
 
 def _first_model(folder: Path) -> Path:
@@ -65,8 +83,8 @@ def _update(
 
 
 @every_algorithm
-def test_it_says_what_it_is(name: str) -> None:
-    method = _method(name)
+def test_it_says_what_it_is(choice: AlgorithmChoice) -> None:
+    method = _method(choice)
     assert len(method.citation) > 40
     assert (type(method).__doc__ or "").strip()
     assert not set(method.downloads) & set(method.private)
@@ -74,9 +92,9 @@ def test_it_says_what_it_is(name: str) -> None:
 
 
 @every_algorithm
-def test_three_rounds_with_changing_participants(name: str, tmp_path: Path) -> None:
+def test_three_rounds_with_changing_participants(choice: AlgorithmChoice, tmp_path: Path) -> None:
     """Files are as declared, and nothing that is not a trainable parameter is touched by the algorithm."""
-    method, model = _method(name), _first_model(tmp_path)
+    method, model = _method(choice), _first_model(tmp_path)
     state: tuple[Path | None, Path | None] = (None, None)
     kept: list[Any] = [{}, {}, {}]
     for number, present in enumerate([(0, 1), (1, 2), (0, 1, 2)], 1):
@@ -116,12 +134,12 @@ def _check_the_rest(before: Path, after: Path, files: list[UpdateFile]) -> None:
 
 
 @every_algorithm
-def test_arrival_order_does_not_change_a_bit(name: str, tmp_path: Path) -> None:
-    method, model = _method(name), _first_model(tmp_path)
+def test_arrival_order_does_not_change_a_bit(choice: AlgorithmChoice, tmp_path: Path) -> None:
+    method, model = _method(choice), _first_model(tmp_path)
     files = [_update(method, client, 1, model, None, {}, tmp_path)[0] for client in range(3)]
     orders = [files, files[::-1], [files[1], files[2], files[0]]]
     found = [
-        _combine(_method(name), model, (None, None), order, tmp_path / str(number))
+        _combine(_method(choice), model, (None, None), order, tmp_path / str(number))
         for number, order in enumerate(orders)
     ]
     assert len({(d.model.digest, d.scored.digest, d.broadcast and d.broadcast.digest) for d in found}) == 1
@@ -129,14 +147,14 @@ def test_arrival_order_does_not_change_a_bit(name: str, tmp_path: Path) -> None:
 
 
 @every_algorithm
-def test_one_object_serves_interleaved_clients(name: str, tmp_path: Path) -> None:
+def test_one_object_serves_interleaved_clients(choice: AlgorithmChoice, tmp_path: Path) -> None:
     """Client 1 trains a whole round inside each step of client 0: neither notices."""
     start = state_of(build())
-    first = [local_round(_method(name), client, start) for client in (0, 1)]
+    first = [local_round(_method(choice), client, start) for client in (0, 1)]
     alone = [
-        local_round(_method(name), client, start, kept=first[client].kept, number=2) for client in (0, 1)
+        local_round(_method(choice), client, start, kept=first[client].kept, number=2) for client in (0, 1)
     ]
-    shared_object = _method(name)
+    shared_object = _method(choice)
     before = dict(vars(shared_object))
     inner = []
 
@@ -159,9 +177,9 @@ def _same(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Ten
 
 
 @every_algorithm
-def test_a_round_in_which_nobody_moved_moves_nothing(name: str, tmp_path: Path) -> None:
+def test_a_round_in_which_nobody_moved_moves_nothing(choice: AlgorithmChoice, tmp_path: Path) -> None:
     """No steps, first round: every update is the model itself, all states are zero."""
-    method, model = _method(name), _first_model(tmp_path)
+    method, model = _method(choice), _first_model(tmp_path)
     still = LOCAL.model_copy(update={"steps": 0})
     files = []
     for client in range(3):
@@ -176,10 +194,10 @@ def test_a_round_in_which_nobody_moved_moves_nothing(name: str, tmp_path: Path) 
 
 
 @every_algorithm
-def test_kept_and_uploaded_tensors_are_not_the_live_ones(name: str) -> None:
+def test_kept_and_uploaded_tensors_are_not_the_live_ones(choice: AlgorithmChoice) -> None:
     """What a client keeps must not change when its model trains on."""
     model, start = build(), state_of(build())
-    result = local_round(_method(name), 0, start, model=model)
+    result = local_round(_method(choice), 0, start, model=model)
     copies = {g: {n: t.clone() for n, t in ts.items()} for g, ts in (result.tensors | result.kept).items()}
     with torch.no_grad():
         for parameter in trainable(model).values():

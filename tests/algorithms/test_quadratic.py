@@ -11,11 +11,15 @@ import torch
 from quadratic_problem import FULL, LIMITS, PART, VECTORS, Federation, Round
 from torch import Tensor
 
+from shared.algorithms.fednova import accumulated, effective_steps
+
 TAU222 = (2, 2, 2)
 TAU421 = (4, 2, 1)
 SAME = {"dual_weights": "same"}
 ALPHA = {"alpha": 0.2}
 ALPHA_BY_SIZE = {"alpha": 0.2, "alpha_scaling": "size"}
+LINEAR_BY_SIZE = {**ALPHA_BY_SIZE, "scaled_terms": "linear"}
+NORMALISED = {"mu": 0.5, "normalised": True}
 FEDOPT = {"server_learning_rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
 
 
@@ -85,6 +89,23 @@ MODELS = [
         for who in ("full", "part")
     ),
     Case("fednova", "n_full_tau421_momentum0.9_anorm_w", "fednova", "n", steps=TAU421, momentum=0.9),
+    Case(
+        "fednova",
+        "n_full_tau421_momentum0.9_but_plain_tau_w",
+        "fednova",
+        "n",
+        parameters={"normaliser": "steps"},
+        steps=TAU421,
+        momentum=0.9,
+    ),
+    *(  # server momentum on equal steps is FedAvgM
+        Case("fedavgm_beta0.5", f"n_{who}_undamped", "fednova", "n", who == "part", {"beta": 0.5})
+        for who in ("full", "part")
+    ),
+    *(  # and so is the normalised FedProx its plain self
+        Case("fedprox_mu0.5", f"{weighting}_full_tau2", "fedprox", weighting, parameters=NORMALISED)
+        for weighting in ("n", "disco")
+    ),
     Case("feddyn_alpha0.2", "n_full_theta", "feddyn", "n", parameters={"alpha": 0.2}),
     Case(
         "feddyn_alpha0.2",
@@ -142,6 +163,39 @@ def test_scaffold_with_weighted_controls(weighting: str, tmp_path: Path) -> None
     rounds = list(Federation(tmp_path, "scaffold", {"dual_weights": "same"}, weighting).rounds(FULL))
     _close([after.model for after in rounds], vector["w"])
     _close([after.server["control"] for after in rounds], vector["c"])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "who", "momentum", "norms"),
+    [
+        ("n", "full_tau421", 0.0, ""),
+        ("n", "part_tau421", 0.0, ""),
+        ("disco", "full_tau421", 0.0, ""),
+        ("disco", "part_tau421", 0.0, ""),
+        ("n", "full_tau421_momentum0.9", 0.9, "anorm_"),
+    ],
+)
+def test_fednovas_effective_steps(
+    weighting: str, who: str, momentum: float, norms: str, tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path, "fednova", {}, weighting, TAU421, momentum)
+    accumulations = {index: accumulated(steps, momentum) for index, steps in enumerate(TAU421)}
+    if momentum:
+        anorm = VECTORS["fednova"]["anorm_momentum0.9_tau_4_2_1"]
+        assert list(accumulations.values()) == pytest.approx(anorm, abs=1e-9)
+    participation = PART if who.startswith("part") else FULL
+    found = [effective_steps(federation.weights(present), accumulations) for present in participation]
+    assert found == pytest.approx(VECTORS["fednova"][f"{weighting}_{who}_{norms}tau_eff"], abs=1e-9)
+
+
+@pytest.mark.parametrize("weighting", ["n", "disco"])
+def test_the_weights_of_the_problem(weighting: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path, "fedavg", weighting=weighting)
+    full = VECTORS["n"] if weighting == "n" else VECTORS["p_disco_full_a0.5_b0.1"]
+    assert list(federation.weights((0, 1, 2)).values()) == pytest.approx(full, abs=1e-9)
+    for present in PART:
+        row = VECTORS["p_partial"][f"S={[index + 1 for index in present]}"]
+        assert list(federation.weights(present).values()) == pytest.approx(row[weighting], abs=1e-9)
 
 
 @pytest.mark.parametrize("weighting", ["u", "n", "disco"])
@@ -249,15 +303,24 @@ def test_scaffolds_server_learning_rate_scales_the_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "parameters", "weighting", "steps", "limit", "rounds", "tolerance"),
     [
-        ("fedavg", {}, "disco", TAU421, LIMITS["fedavg_tau421"]["disco"], 20, 1e-4),
-        ("fednova", {}, "n", TAU421, LIMITS["fednova_tau421"]["n"], 25, 1e-4),
-        ("fednova", {}, "disco", TAU421, LIMITS["fednova_tau421"]["disco"], 25, 1e-4),
-        ("fedprox", {"mu": 0.5}, "u", TAU222, LIMITS["fedprox_mu0.5_tau2"]["u"], 45, 1e-4),
+        *(
+            (name, parameters, weighting, steps, LIMITS[row][weighting], rounds, 1e-4)
+            for name, parameters, steps, row, rounds in (
+                ("fedavg", {}, TAU222, "fedavg_tau2", 45),
+                ("fedavg", {}, TAU421, "fedavg_tau421", 35),
+                ("fednova", {}, TAU421, "fednova_tau421", 45),
+                ("fedprox", {"mu": 0.5}, TAU222, "fedprox_mu0.5_tau2", 45),
+            )
+            for weighting in ("u", "n", "disco")
+        ),
+        ("scaffold", {}, "u", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
         ("scaffold", {}, "disco", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
         ("scaffold", {}, "n", TAU421, LIMITS["scaffold_any_weights_any_steps"], 30, 1e-4),
+        ("scaffold", SAME, "n", TAU222, LIMITS["scaffold_weighted_c"]["n"], 45, 1e-4),
         ("scaffold", SAME, "disco", TAU222, LIMITS["scaffold_weighted_c"]["disco"], 40, 1e-4),
         ("feddyn", ALPHA, "disco", TAU222, LIMITS["feddyn_alpha0.2_any_weights"], 75, 1e-2),
         ("feddyn", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
+        ("feddyn", LINEAR_BY_SIZE, "n", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
         ("feddc", ALPHA, "n", TAU222, LIMITS["feddc_alpha0.2_any_weights"], 50, 1e-3),
         ("feddc", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddc_sizescaled_alpha"], 80, 1e-3),
     ],

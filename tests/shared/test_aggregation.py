@@ -18,7 +18,7 @@ from shared.aggregation import Aggregated, UpdateFile, aggregate
 from shared.algorithms import load_algorithm
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, ServerRound, UpdateInfo
 from shared.config import AlgorithmChoice, LocalTraining
-from shared.problems import Diverged, InvalidConfiguration, InvalidRequest, WeightlessRound
+from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
 from shared.schemas import TensorKind, TensorSpec
 
 FEDAVG = load_algorithm(AlgorithmChoice(name="fedavg"))
@@ -218,7 +218,7 @@ def test_a_result_that_overflows_is_no_model(tmp_path: Path) -> None:
     case = Round(tmp_path, 1, [_spec("w", (2,))])
     path = wire.write(tmp_path / "far.safetensors", {"model": {"w": torch.tensor([0.0, 3e38])}}).path
     fedavgm = load_algorithm(AlgorithmChoice(name="fedavgm", parameters={"server_learning_rate": 1e3}))
-    with pytest.raises(Diverged, match="tensor 'w' of group 'model'") as caught:
+    with pytest.raises(ModelDiverged, match="tensor 'w' of group 'model'") as caught:
         case.aggregate({0: 1.0}, algorithm=fedavgm, updates=[UpdateFile(case.files[0].info, path)])
     assert caught.value.extra == {"tensor": "w"}
 
@@ -249,7 +249,7 @@ class _Wrong(Algorithm[AlgorithmParameters]):
 )
 def test_what_an_algorithm_returns_is_not_believed(answer: Combined, said: str, tmp_path: Path) -> None:
     case = Round(tmp_path, 1, [_spec("w", (2,))])
-    with pytest.raises((InvalidConfiguration, Diverged), match=said):
+    with pytest.raises((InvalidConfiguration, ModelDiverged), match=said):
         case.aggregate({0: 1.0}, algorithm=_Wrong(answer))
 
 

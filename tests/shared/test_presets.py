@@ -37,8 +37,10 @@ def test_the_alias_refuses_other_weights(kind: str) -> None:
     [
         ("fedavg", {}, None),
         ("fedavgm", {"beta": 0.5, "damped": True}, None),
-        ("feddyn", {"alpha": 0.01, "alpha_scaling": "size"}, 10.0),
-        ("feddisco", {"alpha": 0.01, "alpha_scaling": "size"}, 10.0),
+        ("scaffold", {"random_controls": 0}, None),
+        ("feddyn", {"alpha": 0.01, "alpha_scaling": "size", "scaled_terms": "linear"}, 10.0),
+        ("feddisco", {"alpha": 0.01, "alpha_scaling": "size", "scaled_terms": "linear"}, 10.0),
+        ("fednova", {"normaliser": "steps"}, None),
         ("feddc", {"alpha": 0.01, "alpha_scaling": "size", "gradient_term": False}, 10.0),
         ("moon", {"mu": 0.1, "temperature": 0.5}, None),
     ],
@@ -57,7 +59,7 @@ def test_what_the_configuration_says_goes_before_the_preset() -> None:
         algorithm={"name": "feddyn", "parameters": {"alpha": 0.1}},
         local={"steps": 3, "clip_norm": 1.0},
     )
-    assert config.algorithm.parameters == {"alpha": 0.1, "alpha_scaling": "size"}
+    assert config.algorithm.parameters == {"alpha": 0.1, "alpha_scaling": "size", "scaled_terms": "linear"}
     assert (config.local.steps, config.local.epochs, config.local.clip_norm) == (3, None, 1.0)
 
 
