@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from awkward_model import LOCAL, SIZES, build, groups_in, local_round
-from torch import Tensor
+from awkward_model import LOCAL, SIZES, Tame, build, groups_in, local_round
+from torch import Tensor, nn
 
 from shared import wire
 from shared.aggregation import Aggregated, UpdateFile, aggregate
 from shared.algorithms import available, load_algorithm
 from shared.algorithms.base import UpdateInfo
 from shared.config import AlgorithmChoice
-from shared.schemas import TensorKind
+from shared.schemas import TensorKind, TensorSpec
 from shared.tensors import load_into, manifest_of, state_of, trainable
 
 MANIFEST = manifest_of(build())
@@ -38,9 +39,14 @@ CHOICES = [
     *(AlgorithmChoice(name=name, parameters=parameters) for name, parameters in VARIANTS),
 ]
 
-every_algorithm = pytest.mark.parametrize(
-    "choice", CHOICES, ids=lambda choice: "-".join([choice.name, *map(str, choice.parameters.values())])
-)
+
+def _with_every(choices: list[AlgorithmChoice]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "choice", choices, ids=lambda choice: "-".join([choice.name, *map(str, choice.parameters.values())])
+    )
+
+
+every_algorithm = _with_every(CHOICES)
 
 
 def _method(choice: AlgorithmChoice) -> Any:
@@ -52,13 +58,18 @@ def _first_model(folder: Path) -> Path:
 
 
 def _combine(
-    method: Any, model: Path, state: tuple[Path | None, Path | None], files: list[UpdateFile], folder: Path
+    method: Any,
+    model: Path,
+    state: tuple[Path | None, Path | None],
+    files: list[UpdateFile],
+    folder: Path,
+    manifest: tuple[TensorSpec, ...] = MANIFEST,
 ) -> Aggregated:
     folder.mkdir()
     total = sum(file.info.examples for file in files)
     return aggregate(
         algorithm=method,
-        manifest=MANIFEST,
+        manifest=manifest,
         model=model,
         broadcast=state[0],
         private=state[1],
@@ -131,6 +142,40 @@ def _check_the_rest(before: Path, after: Path, files: list[UpdateFile]) -> None:
     model = build()
     load_into(model, new)
     assert model.up.weight is model.down.weight
+
+
+# A random network is drawn module by module, and the two models here have different ones.
+@_with_every([choice for choice in CHOICES if "random_controls" not in choice.parameters])
+def test_tied_frozen_and_scalar_parameters_change_no_number(choice: AlgorithmChoice, tmp_path: Path) -> None:
+    """Beside the same function written without them, three rounds with absent clients and states."""
+    awkward = _trained(choice, build, tmp_path / "awkward")
+    tame = _trained(choice, Tame, tmp_path / "tame")
+    for name in set(ALL_NAMES) - {"frozen"}:
+        other = tame[name.replace("up.bias", "up_bias")]
+        torch.testing.assert_close(awkward[name], other.reshape(awkward[name].shape), atol=1e-6, rtol=1e-5)
+
+
+def _trained(choice: AlgorithmChoice, built: Callable[[], nn.Module], folder: Path) -> dict[str, Tensor]:
+    """The model after three rounds."""
+    folder.mkdir()
+    manifest = manifest_of(built())
+    names = [spec.name for spec in manifest]
+    trained = [spec.name for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    method, kept = _method(choice), [dict[str, Any]() for _ in SIZES]
+    state: tuple[Path | None, Path | None] = (None, None)
+    model = wire.write(folder / "initial.safetensors", {"model": state_of(built())}).path
+    for number, present in enumerate([(0, 1), (1, 2), (0, 1, 2)], 1):
+        start, files = wire.read_group(model, "model", names), []
+        received = groups_in(state[0], method.downloads, trained)
+        for k in present:
+            result = local_round(method, k, start, received, kept[k], number=number, model=built())
+            kept[k] = result.kept
+            path = wire.write(folder / f"update-{number}-{k}.safetensors", result.tensors).path
+            files.append(UpdateFile(UpdateInfo(k, SIZES[k], 1.0, result.steps), path))
+        done = _combine(method, model, state, files, folder / str(number), manifest)
+        model = done.model.path
+        state = (done.broadcast and done.broadcast.path, done.private and done.private.path)
+    return wire.read_group(model, "model", names)
 
 
 @every_algorithm

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
-from awkward_model import Awkward, build, local_round
-from torch import nn
+from awkward_model import LOCAL, SIZES, Awkward, build, examples_of, local_round
+from torch import Tensor, nn
+from torch.nn import functional
 
 from shared.algorithms import load_algorithm
 from shared.algorithms.moon import contrastive_loss
 from shared.config import AlgorithmChoice
 from shared.problems import InvalidConfiguration
-from shared.tensors import state_of
+from shared.tensors import load_into, state_of, trainable
 from shared.training import Stopped
 
 Z = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
@@ -71,6 +72,28 @@ def test_its_extra_passes_leave_running_statistics_alone() -> None:
     found = local_round(_moon(mu=0), 0, start, kept=kept, number=2).tensors["model"]
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
+
+
+def test_a_step_follows_the_loss_of_equation_3() -> None:
+    """One batch of all examples, by hand: both other models in evaluation mode, with the buffers received."""
+    start, local = state_of(build()), LOCAL.model_copy(update={"steps": 1, "batch_size": SIZES[0]})
+    kept = local_round(_moon(), 0, start).kept
+    model, received, previous = build(), build().eval(), build().eval()
+    load_into(previous, {**start, **kept["previous"]})
+    examples = examples_of(0)
+    loss = functional.cross_entropy(model(examples.inputs), examples.targets)
+    z, towards, away = (_features(found, examples.inputs) for found in (model, received, previous))
+    loss = loss + 3 * contrastive_loss(z, towards.detach(), away.detach(), 0.5)
+    weights = trainable(model)
+    gradients = torch.autograd.grad(loss, list(weights.values()))
+    found = local_round(_moon(mu=3), 0, start, kept=kept, local=local, number=2).tensors["model"]
+    for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+        step = gradient + local.weight_decay * weight.detach()
+        torch.testing.assert_close(found[name], weight.detach() - local.learning_rate * step)
+
+
+def _features(model: Awkward, inputs: Tensor) -> Tensor:  # (B, 4) -> (B, 4), what the head is given
+    return model.scale * (model.up(model.norm(model.down(inputs)).relu()) + model.frozen)
 
 
 def test_modes_of_modules_come_back() -> None:
