@@ -19,7 +19,8 @@ from experiments.theory_page import theory_page
 from shared.config import Frozen
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName
-from simulation.sweep import Planned, claimed, sweep
+from simulation.ray_sweep import sweep_over_nodes
+from simulation.sweep import Planned, Swept, claimed, sweep
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
 
@@ -41,6 +42,7 @@ class Request(Frozen):
     only: str = "*"
     processes: int = 1
     engine: EngineName = "in-process"
+    address: str | None = None
     data: Path | None = None
     results: Path = RESULTS
     docs: Path = DOCS
@@ -92,8 +94,20 @@ def _run(table: Table, request: Request, say: Say) -> bool:
     for task, why in missing.without_data.items():
         say(f"{table.name}: no data for {task}: {why}")
     say(f"{table.name}: {len(plan)} runs, {len(missing.runs)} to do")
-    ended = sweep(missing.runs, processes=request.processes, say=say)
+    ended = _swept(missing.runs, request, say)
     return all(run.state != "failed" for run in ended) and not missing.without_data
+
+
+def _swept(runs: Sequence[Planned], request: Request, say: Say) -> list[Swept]:
+    """On this machine, or over a cluster: an address alone also asks for one, to train by another engine."""
+    if request.engine != "ray" and not request.address:
+        return sweep(runs, processes=request.processes, say=say)
+    if request.processes > 1:
+        raise InvalidConfiguration(
+            f"processes: a cluster has one for each of its cores, received {request.processes}.",
+            hint="Leave processes out.",
+        )
+    return sweep_over_nodes(runs, address=request.address, say=say) if runs else []
 
 
 def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
@@ -107,7 +121,8 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
             without[run.config.task] = str(problem)
             continue
         work = request.results / WORK
-        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds, request.engine))
+        engine = "in-process" if request.engine == "ray" else request.engine
+        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds, engine))
     return _Missing(tuple(runs), without)
 
 

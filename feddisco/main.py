@@ -43,6 +43,13 @@ TokenFile = Annotated[
         help="File with the admin token; otherwise FEDDISCO_ADMIN_TOKEN, otherwise the local data folder's.",
     ),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="The Ray cluster: local (this machine's cores), auto (the one started on this machine), "
+        "HOST:PORT or ray://HOST:PORT. [default: RAY_ADDRESS, or local]"
+    ),
+]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -191,13 +198,14 @@ def simulate_run(
     data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
     engine: Annotated[
-        Literal["in-process", "processes", "grouped", "native"] | None,
+        Literal["in-process", "processes", "grouped", "native", "ray"] | None,
         typer.Option(
-            help="How a round's clients are trained: one by one, side by side, as one model (grouped), or by "
-            "compiled kernels (native); the last two are faster, and equal but for rounding. "
-            "[default: in-process, or processes if there are several]"
+            help="How a round's clients are trained: one by one, side by side, as one model (grouped), by "
+            "compiled kernels (native), or over the nodes of a Ray cluster (ray); grouped and native are "
+            "faster, and equal but for rounding. [default: in-process, or processes if there are several]"
         ),
     ] = None,
+    address: Address = None,
     processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
@@ -210,7 +218,16 @@ def simulate_run(
     from simulation.run import simulate
 
     torch.set_num_threads(threads)
-    simulate(given, source=data, out=out, cache=cache, engine=engine, processes=processes, say=typer.echo)
+    simulate(
+        given,
+        source=data,
+        out=out,
+        cache=cache,
+        engine=engine,
+        processes=processes,
+        address=address,
+        say=typer.echo,
+    )
 
 
 @app.command("reproduce")
@@ -226,9 +243,13 @@ def reproduce_table(
     only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side, one core each.")] = 1,
     engine: Annotated[
-        Literal["in-process", "grouped", "native"],
-        typer.Option(help="How each run trains a round's clients: see simulate."),
+        Literal["in-process", "grouped", "native", "ray"],
+        typer.Option(
+            help="How each run trains a round's clients: see simulate. With ray, each run is in-process, and "
+            "the runs go over all nodes of a Ray cluster, one a core."
+        ),
     ] = "in-process",
+    address: Address = None,
     data: Annotated[
         Path | None, typer.Option(envvar="FEDDISCO_DATA", help="Folder with the data sets [../shared/data].")
     ] = None,

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,20 +19,24 @@ from typing import Literal, Protocol, Self
 from shared.config import RunConfig
 from simulation.jobs import Done, Job, Workshop, work_in_process
 
-__all__ = ["ROUNDING", "Engine", "EngineName", "InProcess", "Processes", "one_thread"]
+__all__ = ["ROUNDING", "Engine", "EngineName", "InProcess", "OpenEngine", "Processes", "one_thread"]
 
-EngineName = Literal["in-process", "processes", "grouped", "native"]
+EngineName = Literal["in-process", "processes", "grouped", "native", "ray"]
 
 ROUNDING: frozenset[EngineName] = frozenset({"grouped", "native"})
 """The engines whose results differ from those of the others, and from each other's, by rounding."""
 
 
 class Engine(Protocol):
-    """A context manager with one method."""
+    """What trains a round's clients."""
 
     def map(self, jobs: Sequence[Job]) -> list[Done]:
         """Carry out the jobs; results in their order."""
         ...
+
+
+OpenEngine = AbstractContextManager[Engine]
+"""An engine whose processes or connection end with the block."""
 
 
 class InProcess:

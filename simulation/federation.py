@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from simulation.engines import Engine
     from simulation.jobs import Workshop
 
-__all__ = ["Federation", "RoundOutcome"]
+__all__ = ["CHECKPOINT", "Federation", "Files", "RoundOutcome"]
 
 CHECKPOINT = "checkpoint.json"
 

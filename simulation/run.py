@@ -6,16 +6,14 @@ round; the last one, ``end``, has the final model's digest.
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from shared import wire
 from shared.config import RunConfig
@@ -24,48 +22,15 @@ from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
 from shared.tensors import load_into
-from simulation.engines import ROUNDING, Engine, EngineName, InProcess, Processes
+from simulation.engines import EngineName, InProcess, OpenEngine, Processes
 from simulation.federation import Federation, RoundOutcome
 from simulation.grouped import Grouped
 from simulation.jobs import Workshop
 from simulation.native import Native
+from simulation.ray_engine import Ray
+from simulation.results import Results, check_same, checkpoint_of, header, same_results
 
-__all__ = ["Results", "same_results", "simulate"]
-
-SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
-"""Fields that a simulation, whose clients neither fail nor are late, does not heed."""
-
-PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
-
-
-@dataclass(frozen=True)
-class Results:
-    """A result file: appended line by line, each written whole."""
-
-    path: Path
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What is there; a last line that a crash cut short does not count."""
-        if not self.path.exists():
-            return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return found
-
-    def rewrite(self, lines: list[dict[str, Any]]) -> None:
-        """Keep only these lines (a crash left more, or less, than the checkpoint)."""
-        draft = self.path.with_name(self.path.name + ".tmp")
-        draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        draft.replace(self.path)
-
-    def append(self, line: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+__all__ = ["Results", "Setup", "Simulation", "same_results", "simulate"]
 
 
 def simulate(
@@ -76,6 +41,7 @@ def simulate(
     cache: Path | None = None,
     engine: EngineName | None = None,
     processes: int = 1,
+    address: str | None = None,
     until: int | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
@@ -85,51 +51,104 @@ def simulate(
     ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
     ``engine``: None is what ``processes`` asks for; ``grouped`` and ``native`` are equal but for rounding.
+    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray_cluster.connected`.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
-    results = Results(out)
-    lines = results.lines()
-    chosen = _chosen(engine, processes)
-    _check_same(config, chosen, lines, out)
-    if lines and lines[-1]["kind"] == "end":
-        say(f"{out}: done already, final model sha256 {lines[-1]['model']}")
-        return str(lines[-1]["model"])
-    folder = _checkpoint(out)
-    workshop = Workshop(config, source, cache)
-    federation = Federation(config, workshop, folder)
-    if lines:
-        results.rewrite([line for line in lines if line.get("round", 0) <= federation.files.completed])
-    else:
-        results.append(_header(config, chosen))
-    with _engine(chosen, workshop, source, cache, processes) as mapping:
-        _rounds(federation, workshop, mapping, results, until, say)
-    digest = str(results.lines()[-1].get("model", ""))
-    if federation.files.completed < config.rounds:
+    setup = Setup(source, cache, _chosen(engine, processes, address), processes, address)
+    with Simulation(config, setup, out, say) as run:
+        if run.over:
+            say(f"{out}: done already, final model sha256 {run.digest}")
+        return run.train(until)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where a run's data lie and how it is trained; of its result, only rounding depends on it."""
+
+    source: Path | None = None
+    cache: Path | None = None
+    engine: EngineName = "in-process"
+    processes: int = 1
+    address: str | None = None
+
+
+class Simulation:
+    """A run, held open: task, data and engine stay in memory from one call of ``train`` to the next.
+
+    Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
+    """
+
+    def __init__(self, config: RunConfig, setup: Setup, out: Path, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._setup = setup
+        self._say = say
+        self._results = Results(out)
+        check_same(config, setup.engine, self._results.lines(), out)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        if not self.over:
+            self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round's result is there, and so nothing is left to train."""
+        lines = self._results.lines()
+        return bool(lines) and lines[-1]["kind"] == "end"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the newest model's file; empty before the first round."""
+        return str(self._results.lines()[-1].get("model", ""))
+
+    @property
+    def completed(self) -> int:
+        """How many rounds there are."""
+        return self._config.rounds if self.over else self._federation.files.completed
+
+    def train(self, until: int | None = None) -> str:
+        """Train up to and with round ``until`` (None: the last); returns the newest model's digest."""
+        if self.over:
+            return self.digest
+        self._rounds(until)
+        digest = self.digest
+        if self.completed == self._config.rounds:
+            self._results.append({"kind": "end", "model": digest})
+            shutil.rmtree(checkpoint_of(self._results.path))
         return digest
-    results.append({"kind": "end", "model": digest})
-    shutil.rmtree(folder)
-    return digest
 
+    def _begin(self) -> None:
+        setup = self._setup
+        workshop = Workshop(self._config, setup.source, setup.cache)
+        folder = checkpoint_of(self._results.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._workshop = workshop
+        self._federation = Federation(self._config, workshop, folder)
+        self._tests = _Tests.of(workshop) if self._config.evaluate_every else None
+        self._engine = self._open.enter_context(_engine(workshop, setup, self._say))
+        if lines := self._results.lines():
+            self._results.rewrite([line for line in lines if line.get("round", 0) <= self.completed])
+        else:
+            self._results.append(header(self._config, setup.engine))
 
-def _rounds(
-    federation: Federation,
-    workshop: Workshop,
-    engine: Engine,
-    results: Results,
-    until: int | None,
-    say: Callable[[str], None],
-) -> None:
-    config = federation.config
-    tests = _Tests.of(workshop) if config.evaluate_every else None
-    began = time.perf_counter()
-    for outcome in federation.rounds(engine, until):
-        scores = _scored(workshop, tests, outcome) if tests and _due(config, outcome.round) else None
-        results.append(_round_line(outcome, scores, time.perf_counter() - began))
+    def _rounds(self, until: int | None) -> None:
+        config, tests = self._config, self._tests
         began = time.perf_counter()
-        accuracy = scores.common.accuracy if scores else None
-        said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
-        say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{said}")
+        for outcome in self._federation.rounds(self._engine, until):
+            due = tests and _due(config, outcome.round)
+            scores = _scored(self._workshop, tests, outcome) if tests and due else None
+            self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
+            began = time.perf_counter()
+            accuracy = scores.common.accuracy if scores else None
+            said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
+            self._say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{said}")
 
 
 @dataclass(frozen=True)
@@ -188,69 +207,28 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
 # ---------------------------------------------------------------- surroundings
 
 
-def _chosen(engine: EngineName | None, processes: int) -> EngineName:
+def _chosen(engine: EngineName | None, processes: int, address: str | None) -> EngineName:
     chosen = engine or ("in-process" if processes == 1 else "processes")
     if processes > 1 and chosen != "processes":
         raise InvalidConfiguration(
-            f"engine: {chosen} is one process, received processes {processes}.",
+            f"engine: {chosen} does not take a number of processes, received {processes}.",
             hint="Leave processes out, or choose the engine processes.",
+        )
+    if address and chosen != "ray":
+        raise InvalidConfiguration(
+            f"address: {chosen} trains on this machine, received {address}.",
+            hint="Leave the address out, or choose the engine ray.",
         )
     return chosen
 
 
-def _engine(
-    chosen: EngineName, workshop: Workshop, source: Path | None, cache: Path | None, processes: int
-) -> InProcess | Processes | Grouped:
-    if chosen == "grouped":
+def _engine(workshop: Workshop, setup: Setup, say: Callable[[str], None]) -> OpenEngine:
+    if setup.engine == "grouped":
         return Grouped(workshop)
-    if chosen == "native":
+    if setup.engine == "native":
         return Native(workshop)
-    if chosen == "in-process":
+    if setup.engine == "in-process":
         return InProcess(workshop)
-    return Processes(workshop.config, source, cache, processes)
-
-
-def _header(config: RunConfig, engine: EngineName) -> dict[str, Any]:
-    import torch
-
-    return {
-        "kind": "run",
-        "config": config.model_dump(mode="json"),
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "machine": {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "engine": engine,
-        },
-    }
-
-
-def same_results(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two configurations make the same rounds: they may differ in what only a service heeds."""
-    defaults = {name: RunConfig.model_fields[name].get_default() for name in SERVICE_ONLY}
-    return one.model_copy(update=defaults) == other.model_copy(update=defaults)
-
-
-def _check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any]], out: Path) -> None:
-    """The same run; the engine may change where that changes no bit."""
-    if not lines:
-        return
-    if not same_results(RunConfig.model_validate(lines[0].get("config")), config):
-        raise InvalidConfiguration(
-            f"{out} holds the results of another configuration.",
-            hint="Give another --out, or remove the file.",
-        )
-    begun = lines[0].get("machine", {}).get("engine", "in-process")
-    if begun != engine and ROUNDING & {begun, engine}:
-        raise InvalidConfiguration(
-            f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",
-            hint=f"Go on with --engine {begun}, or give another --out.",
-        )
-
-
-def _checkpoint(out: Path) -> Path:
-    """A folder beside the result file, so that a later call finds it; removed when the run is done."""
-    folder = out.with_name(out.name + ".checkpoint")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if setup.engine == "ray":
+        return Ray(workshop.config, setup.source, setup.cache, setup.address, say)
+    return Processes(workshop.config, setup.source, setup.cache, setup.processes)

@@ -19,7 +19,7 @@ from shared.training import Diverged
 from simulation.engines import EngineName, one_thread
 from simulation.run import simulate
 
-__all__ = ["Planned", "Swept", "claimed", "sweep"]
+__all__ = ["Planned", "Swept", "claimed", "sweep", "told"]
 
 Say = Callable[[str], None]
 
@@ -55,14 +55,14 @@ def sweep(runs: Sequence[Planned], *, processes: int, say: Say = print) -> list[
     was interrupted is repeated as it is: every run goes on after its last completed round.
     """
     if processes == 1:
-        return [_told(_carry_out(planned, say), say) for planned in runs]
+        return [told(_carry_out(planned, say), say) for planned in runs]
     context = multiprocessing.get_context("spawn")
     # A process per run: what one run holds in memory is gone when the next one begins.
     with ProcessPoolExecutor(processes, context, one_thread, max_tasks_per_child=1) as pool:
         pending = [pool.submit(_carry_out, planned, _flushed) for planned in runs]
         names = {id(future): planned.config.name for future, planned in zip(pending, runs, strict=True)}
         for future in as_completed(pending):
-            _told(_ended(names[id(future)], future), say)
+            told(_ended(names[id(future)], future), say)
         return [_ended(names[id(future)], future) for future in pending]
 
 
@@ -106,7 +106,8 @@ def _ended(name: str, future: Future[Swept]) -> Swept:
         return Swept(name, "failed", "a process was killed (out of memory?); repeat the call to go on")
 
 
-def _told(swept: Swept, say: Say) -> Swept:
+def told(swept: Swept, say: Say) -> Swept:
+    """Say how a run ended."""
     say(f"{swept.name}: {swept.state}" + ("" if swept.state == "done" else f", {swept.detail}"))
     return swept
 

@@ -180,3 +180,9 @@ def test_the_committed_pages_say_what_the_committed_results_say(tmp_path: Path) 
     )
     made = {path.name for path in (tmp_path / "results").iterdir()}
     assert made == {path.name for path in (ROOT / "docs" / "results").iterdir()}
+
+
+def test_a_cluster_takes_no_number_of_processes(small: Path) -> None:
+    for changes in ({"engine": "ray"}, {"engine": "grouped", "address": "auto"}):
+        with pytest.raises(InvalidConfiguration, match="processes: a cluster has one for each of its cores"):
+            reproduce(request(small, processes=2, **changes), lambda line: None)

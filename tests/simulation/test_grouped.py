@@ -295,5 +295,5 @@ def test_simulate_says_which_engine_and_goes_on_with_it_only(tmp_path: Path) -> 
 
 
 def test_one_process_engines_take_no_more(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match="engine: grouped is one process, received processes 2"):
+    with pytest.raises(InvalidConfiguration, match="grouped does not take a number of processes, received 2"):
         simulate(config(), source=None, out=tmp_path / "r", engine="grouped", processes=2, say=quiet)

@@ -1,0 +1,102 @@
+"""A result file: JSON lines, of which the first is the run (configuration, versions, machine)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from simulation.engines import ROUNDING, EngineName
+
+__all__ = ["Results", "check_same", "checkpoint_of", "header", "same_results", "versions"]
+
+SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
+"""Fields that a simulation, whose clients neither fail nor are late, does not heed."""
+
+PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A result file: appended line by line, each written whole."""
+
+    path: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What is there; a last line that a crash cut short does not count."""
+        if not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def rewrite(self, lines: list[dict[str, Any]]) -> None:
+        """Keep only these lines (a crash left more, or less, than the checkpoint)."""
+        draft = self.path.with_name(self.path.name + ".tmp")
+        draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        draft.replace(self.path)
+
+    def append(self, line: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def header(config: RunConfig, engine: EngineName) -> dict[str, Any]:
+    """A result file's first line."""
+    import torch
+
+    return {
+        "kind": "run",
+        "config": config.model_dump(mode="json"),
+        "versions": versions() | {"python": platform.python_version()},
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "engine": engine,
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of what a result depends on."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def same_results(one: RunConfig, other: RunConfig) -> bool:
+    """Whether two configurations make the same rounds: they may differ in what only a service heeds."""
+    defaults = {name: RunConfig.model_fields[name].get_default() for name in SERVICE_ONLY}
+    return one.model_copy(update=defaults) == other.model_copy(update=defaults)
+
+
+def check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any]], out: Path) -> None:
+    """Refuse to go on with another run's file; the engine may change where that changes no bit."""
+    if not lines:
+        return
+    if not same_results(RunConfig.model_validate(lines[0].get("config")), config):
+        raise InvalidConfiguration(
+            f"{out} holds the results of another configuration.",
+            hint="Give another --out, or remove the file.",
+        )
+    begun = lines[0].get("machine", {}).get("engine", "in-process")
+    if begun != engine and ROUNDING & {begun, engine}:
+        raise InvalidConfiguration(
+            f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",
+            hint=f"Go on with --engine {begun}, or give another --out.",
+        )
+
+
+def checkpoint_of(out: Path) -> Path:
+    """A folder beside the result file, so that a later call finds it; removed when the run is done."""
+    return out.with_name(out.name + ".checkpoint")
