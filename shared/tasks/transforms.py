@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["crop", "flip", "jitter", "rotate"]
+__all__ = ["corners", "crop", "flip", "jitter", "mirrored", "rotate"]
+
+
+def corners(number: int, padding: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """How far down and right (number,) the windows lie that :func:`crop` cuts out."""
+    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator)
+    return down, right
 
 
 def crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
     """A window of the images' own size (B, C, H, W) at a random place of each image padded with black."""
     number, _, height, width = images.shape
-    down, right = torch.randint(0, 2 * padding + 1, (2, number), generator=generator)
+    down, right = corners(number, padding, generator)
     padded = functional.pad(images, (padding,) * 4)
     if images.device.type == "cpu":
         return _windows_by_rows(padded, down, right, height, width)
@@ -35,10 +41,15 @@ def _windows_by_rows(images: Tensor, down: Tensor, right: Tensor, height: int, w
     return found
 
 
+def mirrored(number: int, generator: torch.Generator) -> Tensor:
+    """Which (number,) of the images :func:`flip` mirrors: each with a chance of a half."""
+    return torch.rand(number, generator=generator) < 0.5
+
+
 def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Each of the images (B, C, H, W) mirrored left to right, or not, with equal chances."""
-    mirrored = torch.nonzero(torch.rand(len(images), generator=generator) < 0.5).flatten().to(images.device)
-    return images.index_copy(0, mirrored, images.index_select(0, mirrored).flip(3))
+    chosen = torch.nonzero(mirrored(len(images), generator)).flatten().to(images.device)
+    return images.index_copy(0, chosen, images.index_select(0, chosen).flip(3))
 
 
 def rotate(images: Tensor, degrees: float, generator: torch.Generator) -> Tensor:

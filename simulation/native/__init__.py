@@ -1,9 +1,10 @@
-"""The engine ``native``: one client after the other, convolutions by kernels of our own."""
+"""The engine ``native``: one client after the other, images and small convolutions by kernels of our own."""
 
 from __future__ import annotations
 
 from simulation.engines import InProcess
 from simulation.jobs import Workshop
+from simulation.native.images import accelerate_images
 from simulation.native.layers import accelerate
 
 __all__ = ["Native"]
@@ -19,3 +20,4 @@ class Native(InProcess):
     def __init__(self, workshop: Workshop) -> None:
         super().__init__(workshop)
         accelerate(workshop.model)
+        accelerate_images(workshop.task)

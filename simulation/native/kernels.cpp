@@ -104,33 +104,33 @@ void window(const Shape &s, const float *in, const float *weights, const float *
 
 // ---------------------------------------------------------------- backward
 
-// Spread the pooled gradient over the convolution's outputs (outputs, high, wide, lanes); sums it per channel.
-void spread(const Shape &s, const float *gradient, const uint8_t *which, float *full, float *bias) {
-    const int high = s.high(), wide = s.wide(), lanes = s.lanes;
+// Spread a row of the pooled gradient over the two rows `full` of the convolution's outputs that it came from.
+// Planes of channels are `plane` apart in `full`. Adds its sums per channel to `bias`, (outputs, WIDTH).
+void spread(const Shape &s, const float *gradient, const uint8_t *which, float *full, size_t plane, float *bias) {
+    const int wide = s.wide(), lanes = s.lanes;
+    const size_t step = size_t(s.high() / 2) * (wide / 2) * lanes;
     for (int c = 0; c < s.outputs; c++) {
-        Vector sum{};
-        float *plane = full + size_t(c) * high * wide * lanes;
-        if (high % 2 || wide % 2) std::memset(plane, 0, sizeof(float) * high * wide * lanes);
-        for (int y = 0; y < high / 2; y++)
-            for (int x = 0; x < wide / 2; x++, gradient += lanes, which += lanes) {
-                float *corners = plane + (size_t(2 * y) * wide + 2 * x) * lanes;
-                for (int corner = 0; corner < 4; corner++) {
-                    float *__restrict to = corners + (size_t(corner / 2) * wide + corner % 2) * lanes;
-                    for (int l = 0; l < lanes; l++) to[l] = which[l] == corner ? gradient[l] : 0;
-                    for (int l = 0; l < lanes; l += WIDTH) sum += load(to + l);
-                }
+        const float *from = gradient + c * step;
+        const uint8_t *place = which + c * step;
+        float *rows = full + c * plane;
+        Vector sum = load(bias + c * WIDTH);
+        for (int x = 0; x < wide / 2; x++, from += lanes, place += lanes)
+            for (int corner = 0; corner < 4; corner++) {
+                float *__restrict to = rows + (size_t(corner / 2) * wide + 2 * x + corner % 2) * lanes;
+                for (int l = 0; l < lanes; l++) to[l] = place[l] == corner ? from[l] : 0;
+                for (int l = 0; l < lanes; l += WIDTH) sum += load(to + l);
             }
-        float total = 0;
-        for (int l = 0; l < WIDTH; l++) total += sum[l];
-        bias[c] = total;
+        if (wide % 2)  // pooling leaves out the last column
+            for (int y = 0; y < 2; y++) std::memset(rows + (size_t(y + 1) * wide - 1) * lanes, 0, sizeof(float) * lanes);
+        store(bias + c * WIDTH, sum);
     }
 }
 
 // Adds one row's part to the kernel gradients of CHANNELS outputs and COUNT neighbouring taps.
 template <int CHANNELS, int COUNT>
-inline void row_taps(const Shape &s, const float *gradients, const float *in, float *sums, size_t next) {
+inline void row_taps(const Shape &s, const float *gradients, size_t plane, const float *in, float *sums,
+                     size_t next) {
     const int lanes = s.lanes, length = s.wide() * lanes;
-    const size_t plane = size_t(s.high()) * length;
     Vector held[CHANNELS][COUNT];
     for (int c = 0; c < CHANNELS; c++)
         for (int t = 0; t < COUNT; t++) held[c][t] = load(sums + (c * next + t) * WIDTH);
@@ -146,29 +146,29 @@ inline void row_taps(const Shape &s, const float *gradients, const float *in, fl
         for (int t = 0; t < COUNT; t++) store(sums + (c * next + t) * WIDTH, held[c][t]);
 }
 
-// Gradient of the kernels (outputs, inputs, kernel_height, kernel_width), row by row of the image: a row of
-// gradients and of inputs stays in the nearest cache while every tap passes over it.
-void kernels(const Shape &s, const float *in, const float *full, float *result) {
-    const size_t row = size_t(s.width) * s.lanes, plane = row * s.height;
-    const size_t length = size_t(s.wide()) * s.lanes;
+// Adds the part of row y to the gradient of the kernels, (outputs, inputs, taps, WIDTH): a row of gradients and
+// of inputs stays in the nearest cache while every tap passes over it.
+void kernel_row(const Shape &s, const float *in, int y, const float *gradients, size_t plane, float *sums) {
+    const size_t row = size_t(s.width) * s.lanes;
     const size_t taps = size_t(s.inputs) * s.kernel_height * s.kernel_width;
-    std::vector<float> sums(s.outputs * taps * WIDTH);
-    for (int y = 0; y < s.high(); y++)
-        for (int c = 0; c < s.outputs; c += DEEP)
-            for (int i = 0; i < s.inputs; i++)
-                for (int ky = 0; ky < s.kernel_height; ky++)
-                    for (int kx = 0; kx < s.kernel_width; kx += TAPS) {
-                        const float *gradients = full + size_t(c) * s.high() * length + y * length;
-                        const float *at = in + i * plane + (y + ky) * row + size_t(kx) * s.lanes;
-                        const size_t tap = (size_t(i) * s.kernel_height + ky) * s.kernel_width + kx;
-                        float *to = &sums[(c * taps + tap) * WIDTH];
-                        constant<DEEP>(std::min(DEEP, s.outputs - c), [&](auto channels) {
-                            constant<TAPS>(std::min(TAPS, s.kernel_width - kx), [&](auto count) {
-                                row_taps<channels(), count()>(s, gradients, at, to, taps);
-                            });
+    for (int c = 0; c < s.outputs; c += DEEP)
+        for (int i = 0; i < s.inputs; i++)
+            for (int ky = 0; ky < s.kernel_height; ky++)
+                for (int kx = 0; kx < s.kernel_width; kx += TAPS) {
+                    const float *at = in + (size_t(i) * s.height + y + ky) * row + size_t(kx) * s.lanes;
+                    const size_t tap = (size_t(i) * s.kernel_height + ky) * s.kernel_width + kx;
+                    float *to = sums + (c * taps + tap) * WIDTH;
+                    constant<DEEP>(std::min(DEEP, s.outputs - c), [&](auto channels) {
+                        constant<TAPS>(std::min(TAPS, s.kernel_width - kx), [&](auto count) {
+                            row_taps<channels(), count()>(s, gradients + c * plane, plane, at, to, taps);
                         });
-                    }
-    for (size_t t = 0; t < s.outputs * taps; t++) {
+                    });
+                }
+}
+
+// The sums of `count` registers.
+void collect(const std::vector<float> &sums, float *result) {
+    for (size_t t = 0; t < sums.size() / WIDTH; t++) {
         float total = 0;
         for (int l = 0; l < WIDTH; l++) total += sums[t * WIDTH + l];
         result[t] = total;
@@ -234,14 +234,27 @@ void forward(const Shape *shape, const float *in, const float *weights, const fl
                 });
 }
 
-// gradient as out above; scratch: (outputs, high, wide, lanes). in_gradient may be null: not wanted.
+// gradient as out above. in_gradient may be null: not wanted; then scratch is (outputs, 2, wide, lanes), else
+// (outputs, high, wide, lanes).
 void backward(const Shape *shape, const float *in, const float *weights, const float *gradient,
               const uint8_t *which, float *scratch, float *weight_gradient, float *bias_gradient,
               float *in_gradient) {
     const Shape &s = *shape;
-    spread(s, gradient, which, scratch, bias_gradient);
-    kernels(s, in, scratch, weight_gradient);
+    const size_t row = size_t(s.wide()) * s.lanes, plane = row * (in_gradient ? s.high() : 2);
+    std::vector<float> kernels(size_t(s.outputs) * s.inputs * s.kernel_height * s.kernel_width * WIDTH);
+    std::vector<float> biases(size_t(s.outputs) * WIDTH);
+    for (int y = 0; y + 1 < s.high(); y += 2) {
+        const size_t from = size_t(y / 2) * (s.wide() / 2) * s.lanes;
+        float *rows = scratch + (in_gradient ? y * row : 0);
+        spread(s, gradient + from, which + from, rows, plane, biases.data());
+        kernel_row(s, in, y, rows, plane, kernels.data());
+        kernel_row(s, in, y + 1, rows + row, plane, kernels.data());
+    }
+    collect(kernels, weight_gradient);
+    collect(biases, bias_gradient);
     if (!in_gradient) return;
+    if (s.high() % 2)  // pooling leaves out the last row
+        for (int c = 0; c < s.outputs; c++) std::memset(scratch + c * plane + plane - row, 0, sizeof(float) * row);
     const size_t step = size_t(s.height) * s.width * s.lanes;
     const std::vector<float> table = arranged(s, weights, false);
     for (int y = 0; y < s.height; y++)
@@ -253,5 +266,37 @@ void backward(const Shape *shape, const float *in, const float *weights, const f
                         input_pixel<channels(), vectors()>(s, scratch + lane, &table[c], y, x, to, step);
                     });
                 });
+}
+
+// Images of bytes (batch, inputs, height, width) to (inputs, height, width, lanes): padded with black, cut to
+// their own size at down and right (batch), mirrored where it says so, then (value - shift) * scale of each
+// channel. Lanes without an image are zero.
+void prepare(const Shape *shape, const uint8_t *images, int batch, int padding, const int64_t *down,
+             const int64_t *right, const uint8_t *mirrored, const float *shift, const float *scale, float *out) {
+    const int high = shape->height, wide = shape->width, channels = shape->inputs, lanes = shape->lanes;
+    constexpr int GROUP = 16;
+    std::vector<uint8_t> rows(size_t(GROUP) * wide);
+    for (int first = 0; first < lanes; first += GROUP) {
+        const int count = std::max(0, std::min(GROUP, batch - first));
+        for (int c = 0; c < channels; c++)
+            for (int y = 0; y < high; y++) {
+                std::memset(rows.data(), 0, rows.size());
+                for (int b = 0; b < count; b++) {
+                    const int image = first + b, from_y = y + int(down[image]) - padding;
+                    if (from_y < 0 || from_y >= high) continue;
+                    const int x = int(right[image]) - padding, start = std::max(0, -x), end = std::min(wide, wide - x);
+                    uint8_t *to = &rows[size_t(b) * wide];
+                    std::memcpy(to + start, images + ((size_t(image) * channels + c) * high + from_y) * wide + start + x,
+                                end - start);
+                    if (mirrored[image]) std::reverse(to, to + wide);
+                }
+                float *to = out + (size_t(c) * high + y) * wide * lanes + first;
+                for (int x = 0; x < wide; x++)
+                    for (int b = 0; b < GROUP; b++)
+                        to[size_t(x) * lanes + b] = (float(rows[size_t(b) * wide + x]) - shift[c]) * scale[c];
+                for (int x = 0; x < wide && count < GROUP; x++)
+                    for (int b = count; b < GROUP; b++) to[size_t(x) * lanes + b] = 0;
+            }
+    }
 }
 }

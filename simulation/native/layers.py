@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from shared.problems import InvalidConfiguration
 from simulation.native.library import Shape, library
 
-__all__ = ["LANES", "accelerate"]
+__all__ = ["accelerate", "call", "lanes_for"]
 
 LANES = 16
 """Batches are filled up to a multiple of so many with zeros."""
@@ -102,14 +102,14 @@ class _Row(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         batch, wanted = len(images), weight.shape
-        lanes = _lanes(images)
+        lanes = lanes_of(images)
         channels, height, width, number = lanes.shape
         shape = Shape(channels, height, width, wanted[0], wanted[2], wanted[3], number)
         pooled = (wanted[0], (height - wanted[2] + 1) // 2, (width - wanted[3] + 1) // 2, number)
         out = torch.empty(pooled)
         which = torch.empty(pooled, dtype=torch.uint8)
         kernels = weight.contiguous()
-        _call(library().forward, shape, lanes, kernels, bias.contiguous(), out, which)
+        call(library().forward, shape, lanes, kernels, bias.contiguous(), out, which)
         ctx.save_for_backward(lanes, kernels, which)
         ctx.shape, ctx.batch = shape, batch
         return out.permute(3, 0, 1, 2)[:batch]
@@ -120,26 +120,32 @@ class _Row(torch.autograd.Function):
         lanes, kernels, which = ctx.saved_tensors
         _, height, width, number = lanes.shape
         outputs, _, kernel_height, kernel_width = kernels.shape
-        scratch = torch.empty(outputs, height - kernel_height + 1, width - kernel_width + 1, number)
         of_kernels, of_bias = torch.empty_like(kernels), torch.empty(outputs)
         of_images = torch.empty_like(lanes) if ctx.needs_input_grad[0] else None
+        rows = 2 if of_images is None else height - kernel_height + 1
+        scratch = torch.empty(outputs, rows, width - kernel_width + 1, number)
         results = (scratch, of_kernels, of_bias, of_images)
-        _call(library().backward, ctx.shape, lanes, kernels, _lanes(gradient), which, *results)
+        call(library().backward, ctx.shape, lanes, kernels, lanes_of(gradient), which, *results)
         images = None if of_images is None else of_images.permute(3, 0, 1, 2)[: ctx.batch]
         return images, of_kernels, of_bias
 
 
-def _lanes(images: Tensor) -> Tensor:
+def lanes_of(images: Tensor) -> Tensor:
     """(B, C, H, W) as (C, H, W, lanes), contiguous; zeros in the lanes that no image has."""
     turned = images.permute(1, 2, 3, 0)
-    missing = -len(images) % LANES
-    if not missing:
+    number = lanes_for(len(images))
+    if number == len(images):
         return turned.contiguous()
-    lanes = torch.zeros(*turned.shape[:3], len(images) + missing)
+    lanes = torch.zeros(*turned.shape[:3], number)
     lanes[..., : len(images)] = turned
     return lanes
 
 
-def _call(function: Callable[..., None], shape: Shape, *tensors: Tensor | None) -> None:
-    """With the tensors' addresses; they live as long as the call."""
-    function(ctypes.byref(shape), *(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+def lanes_for(batch: int) -> int:
+    """``batch`` filled up to whole registers."""
+    return batch + -batch % LANES
+
+
+def call(function: Callable[..., None], shape: Shape, *arguments: Tensor | int | None) -> None:
+    """With the addresses of tensors, which live as long as the call; they have to be contiguous."""
+    function(ctypes.byref(shape), *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))

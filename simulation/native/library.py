@@ -32,7 +32,7 @@ class Shape(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The functions ``forward`` and ``backward`` of ``kernels.cpp``; they take addresses and check nothing.
+    """``forward``, ``backward`` and ``prepare`` of ``kernels.cpp``; they take addresses and check nothing.
 
     Raises:
         InvalidConfiguration: no compiler, or it refuses the source; says what it said.
@@ -45,6 +45,8 @@ def library() -> ctypes.CDLL:
     shape = ctypes.POINTER(Shape)
     loaded.forward.argtypes, loaded.forward.restype = [shape, *[pointer] * 5], None
     loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 8], None
+    numbers = [ctypes.c_int] * 2
+    loaded.prepare.argtypes, loaded.prepare.restype = [shape, pointer, *numbers, *[pointer] * 6], None
     return loaded
 
 

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from shared import wire
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
+from shared.tasks.base import Task
+from shared.tasks.cifar10 import CIFAR10
+from shared.tasks.fashion_mnist import FashionMNIST
+from shared.tasks.images import ImageTask
 from simulation.engines import Engine, InProcess
 from simulation.federation import Federation
 from simulation.jobs import Workshop
 from simulation.native import Native, library
+from simulation.native.images import accelerate_images
 from simulation.native.layers import accelerate
 from simulation.run import Results, simulate
 from tests.simulation.test_grouped import Pictures
@@ -176,6 +181,40 @@ def test_a_run_is_gone_on_with_by_its_own_engine_alone(tmp_path: Path) -> None:
     ]
     assert digests[0] == digests[1] != ""
     assert Results(out).lines()[0]["machine"]["engine"] == "native"
+
+
+# ---------------------------------------------------------------- images
+
+
+class Turned(CIFAR10):
+    rotation = 10.0
+
+
+class Shown(FashionMNIST):
+    def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return images
+
+
+@pytest.mark.parametrize("kind", [CIFAR10, FashionMNIST])
+@pytest.mark.parametrize("number", [1, 16, 50, 64])
+def test_images_are_prepared_bit_for_bit(kind: type[ImageTask], number: int) -> None:
+    ours, plain = kind({}), kind({})
+    assert accelerate_images(ours)
+    images = torch.randint(0, 256, (number, *plain.input_shape), dtype=torch.uint8)
+    draws = [torch.Generator().manual_seed(number) for _ in range(2)]
+    for _ in range(2):
+        prepared = [
+            task.prepare(images, generator) for task, generator in zip((ours, plain), draws, strict=True)
+        ]
+        assert torch.equal(*prepared)
+    assert torch.equal(ours.prepare(images, None), plain.prepare(images, None))
+    assert torch.equal(ours.prepare(images.float(), None), plain.prepare(images, None))
+
+
+@pytest.mark.parametrize("task", [Turned({}), Shown({}), Pictures({})])
+def test_images_prepared_in_another_way_are_left_to_their_task(task: Task) -> None:
+    assert not accelerate_images(task)
+    assert "prepare" not in vars(task)
 
 
 # ---------------------------------------------------------------- the compiler
