@@ -108,14 +108,16 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
         return [*row, "not yet run", *[""] * gaps, f"0 of {table.seeds}", ""]
     ours = statistics.mean_and_deviation(values)
     row += [_spread(ours, _deviation(table, ours, curves.values()))]
-    row += [f"{ours.mean - published.value:+.2f}" if published else ""]
+    lengths = [len(curve.rounds) for curve in curves.values()]
+    compares = published is not None and min(lengths) >= asked  # a few rounds say nothing about a hundred
+    row += [f"{ours.mean - published.value:+.2f}" if published and compares else ""]
     if table.higher_is_better:
         row += [_mean(measured("last", curve) for curve in curves.values())]
         row += [_mean(measured("best", curve) for curve in curves.values())]
         row += [_mean(_within(curve) for curve in curves.values())]
     if table.target_accuracy:
         row += [_rounds_to(table.target_accuracy, list(curves.values()), published)]
-    return [*row, f"{len(curves)} of {table.seeds}", _rounds([len(c.rounds) for c in curves.values()], asked)]
+    return [*row, f"{len(curves)} of {table.seeds}", _rounds(lengths, asked)]
 
 
 def _deviation(table: Table, ours: Spread, curves: Iterable[Curve]) -> float | None:
