@@ -42,6 +42,7 @@ class Request(Frozen):
     only: str = "*"
     processes: int = 1
     engine: EngineName = "in-process"
+    device: str = "cpu"
     address: str | None = None
     data: Path | None = None
     results: Path = RESULTS
@@ -102,6 +103,11 @@ def _swept(runs: Sequence[Planned], request: Request, say: Say) -> list[Swept]:
     """On this machine, or over a cluster: an address alone also asks for one, to train by another engine."""
     if request.engine != "ray" and not request.address:
         return sweep(runs, processes=request.processes, say=say)
+    if request.device != "cpu":
+        raise InvalidConfiguration(
+            f"device: runs over a cluster train on the CPU, received {request.device}.",
+            hint="Leave device out, or run on one machine.",
+        )
     if request.processes > 1:
         raise InvalidConfiguration(
             f"processes: a cluster has one for each of its cores, received {request.processes}.",
@@ -122,7 +128,8 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
             continue
         work = request.results / WORK
         engine = "in-process" if request.engine == "ray" else request.engine
-        runs.append(Planned(run.config, work / run.file, source, work / "cache", run.rounds, engine))
+        cache, out = work / "cache", work / run.file
+        runs.append(Planned(run.config, out, source, cache, run.rounds, engine, request.device))
     return _Missing(tuple(runs), without)
 
 

@@ -50,6 +50,12 @@ Address = Annotated[
         "HOST:PORT or ray://HOST:PORT. [default: RAY_ADDRESS, or local]"
     ),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where the engine in-process trains: cpu, cuda, cuda:N, mps, or auto for the best there is."
+    ),
+]
 LOCAL = "http://127.0.0.1:8000"
 
 
@@ -206,6 +212,7 @@ def simulate_run(
         ),
     ] = None,
     address: Address = None,
+    device: Device = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
 ) -> None:
@@ -226,6 +233,7 @@ def simulate_run(
         engine=engine,
         processes=processes,
         address=address,
+        device=device,
         say=typer.echo,
     )
 
@@ -250,6 +258,7 @@ def reproduce_table(
         ),
     ] = "in-process",
     address: Address = None,
+    device: Device = "cpu",
     data: Annotated[
         Path | None, typer.Option(envvar="FEDDISCO_DATA", help="Folder with the data sets [../shared/data].")
     ] = None,

@@ -68,10 +68,17 @@ class Given:
 class Workshop:
     """Task, data, algorithm and one model to work on: built once in each process, used for every job.
 
-    ``cache`` is a folder where decoded data are kept.
+    ``cache`` is a folder where decoded data are kept; ``device`` is where models are trained and scored, and
+    where the data are resident (None: the CPU).
     """
 
-    def __init__(self, config: RunConfig, source: Path | None, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        source: Path | None,
+        cache: Path | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         if config.partition is None:
             raise InvalidConfiguration(
                 "partition: a simulation has to be told how the data are dealt.",
@@ -83,7 +90,7 @@ class Workshop:
         self.algorithm: Algorithm[Any] = load_algorithm(config.algorithm)
         self.model: nn.Module = self.task.build_model(config.model, config.seed)
         self.manifest: tuple[TensorSpec, ...] = manifest_of(self.model)
-        self.device = torch.device("cpu")
+        self.device = device or torch.device("cpu")
         self._source = source
         self._whole = self.task.load("train", source, config.seed)
         self._shares = deal_examples(config.partition, self.task, self._whole, config.seed)
@@ -96,22 +103,22 @@ class Workshop:
     def examples(self, index: int) -> Examples:
         """The client's own examples, to train on."""
         if index not in self._examples:
-            self._examples[index] = self._whole.subset(self._shares[index].train)
+            self._examples[index] = self._whole.subset(self._shares[index].train).to(self.device)
         return self._examples[index]
 
     def counts(self, index: int) -> list[float]:
         """The client's training examples of each class."""
-        classes = self.task.categories(self.examples(index).targets)
+        classes = self.task.categories(self.examples(index).targets).cpu()
         return torch.bincount(classes, minlength=len(self.task.classes)).double().tolist()
 
     def test_examples(self) -> Examples:
         """The common test set."""
         whole = self.task.load("test", self._source, self.config.seed)
-        return common_test(self.config.partition, self.task, whole)
+        return common_test(self.config.partition, self.task, whole).to(self.device)
 
     def own_test(self, index: int) -> Examples:
         """What ``partition.held_out`` keeps of the client's examples for a test of its own (or nothing)."""
-        return self._whole.subset(self._shares[index].test)
+        return self._whole.subset(self._shares[index].test).to(self.device)
 
     def work(self, job: Job) -> Done:
         """Train, write the update and what the client keeps."""

@@ -10,7 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shared.config import RunConfig
+from shared.device import describe
 from shared.problems import InvalidConfiguration
 from simulation.engines import ROUNDING, EngineName
 
@@ -52,10 +55,8 @@ class Results:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def header(config: RunConfig, engine: EngineName) -> dict[str, Any]:
+def header(config: RunConfig, engine: EngineName, device: torch.device) -> dict[str, Any]:
     """A result file's first line."""
-    import torch
-
     return {
         "kind": "run",
         "config": config.model_dump(mode="json"),
@@ -65,6 +66,7 @@ def header(config: RunConfig, engine: EngineName) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "engine": engine,
+            "device": describe(device),
         },
     }
 
@@ -80,7 +82,9 @@ def same_results(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=defaults) == other.model_copy(update=defaults)
 
 
-def check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any]], out: Path) -> None:
+def check_same(
+    config: RunConfig, engine: EngineName, device: torch.device, lines: list[dict[str, Any]], out: Path
+) -> None:
     """Refuse to go on with another run's file; the engine may change where that changes no bit."""
     if not lines:
         return
@@ -89,7 +93,14 @@ def check_same(config: RunConfig, engine: EngineName, lines: list[dict[str, Any]
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",
         )
-    begun = lines[0].get("machine", {}).get("engine", "in-process")
+    machine = lines[0].get("machine", {})
+    place = machine.get("device", "cpu").split()[0].split(":")[0]
+    if place != device.type:
+        raise InvalidConfiguration(
+            f"{out} was begun on {place}, whose results differ from {device.type}'s by rounding.",
+            hint=f"Go on with --device {place}, or give another --out.",
+        )
+    begun = machine.get("engine", "in-process")
     if begun != engine and ROUNDING & {begun, engine}:
         raise InvalidConfiguration(
             f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",

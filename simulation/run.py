@@ -15,9 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from shared import wire
 from shared.config import RunConfig
 from shared.data import Examples
+from shared.device import choose
 from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
@@ -42,6 +45,7 @@ def simulate(
     engine: EngineName | None = None,
     processes: int = 1,
     address: str | None = None,
+    device: str = "cpu",
     until: int | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
@@ -51,11 +55,13 @@ def simulate(
     ``until`` stops after that round; a later call goes on from there.
     ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
     ``engine``: None is what ``processes`` asks for; ``grouped`` and ``native`` are equal but for rounding.
+    ``device`` is where the engine in-process trains: cpu, cuda, cuda:N, mps, or auto for the best of them.
     ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray_cluster.connected`.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
-    setup = Setup(source, cache, _chosen(engine, processes, address), processes, address)
+    chosen = _chosen(engine, processes, address)
+    setup = Setup(source, cache, chosen, processes, address, choose(device))
     with Simulation(config, setup, out, say) as run:
         if run.over:
             say(f"{out}: done already, final model sha256 {run.digest}")
@@ -71,6 +77,7 @@ class Setup:
     engine: EngineName = "in-process"
     processes: int = 1
     address: str | None = None
+    device: torch.device = torch.device("cpu")
 
 
 class Simulation:
@@ -84,7 +91,8 @@ class Simulation:
         self._setup = setup
         self._say = say
         self._results = Results(out)
-        check_same(config, setup.engine, self._results.lines(), out)
+        _check_place(setup)
+        check_same(config, setup.engine, setup.device, self._results.lines(), out)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -126,7 +134,7 @@ class Simulation:
 
     def _begin(self) -> None:
         setup = self._setup
-        workshop = Workshop(self._config, setup.source, setup.cache)
+        workshop = Workshop(self._config, setup.source, setup.cache, setup.device)
         folder = checkpoint_of(self._results.path)
         folder.mkdir(parents=True, exist_ok=True)
         self._workshop = workshop
@@ -136,7 +144,7 @@ class Simulation:
         if lines := self._results.lines():
             self._results.rewrite([line for line in lines if line.get("round", 0) <= self.completed])
         else:
-            self._results.append(header(self._config, setup.engine))
+            self._results.append(header(self._config, setup.engine, setup.device))
 
     def _rounds(self, until: int | None) -> None:
         config, tests = self._config, self._tests
@@ -205,6 +213,14 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
 
 
 # ---------------------------------------------------------------- surroundings
+
+
+def _check_place(setup: Setup) -> None:
+    if setup.device.type != "cpu" and setup.engine != "in-process":
+        raise InvalidConfiguration(
+            f"device: the engine {setup.engine} trains on the CPU, received {setup.device}.",
+            hint="Take --engine in-process on a GPU.",
+        )
 
 
 def _chosen(engine: EngineName | None, processes: int, address: str | None) -> EngineName:

@@ -37,6 +37,7 @@ class Planned:
     cache: Path | None = None
     until: int | None = None
     engine: EngineName = "in-process"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def _carry_out(planned: Planned, say: Say) -> Swept:
                 out=planned.out,
                 cache=planned.cache,
                 engine=planned.engine,
+                device=planned.device,
                 until=planned.until,
                 say=say,
             )

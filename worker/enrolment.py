@@ -5,10 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shared.device import describe
 from shared.discrepancy import discrepancy
 from shared.problems import IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
-from worker.device import describe
 from worker.faults import LocalFault, text
 
 if TYPE_CHECKING:

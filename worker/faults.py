@@ -9,8 +9,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shared.device import is_out_of_memory
 from shared.problems import InvalidConfiguration, Problem
-from worker.device import is_out_of_memory
 from worker.diagnose import diagnose
 
 __all__ = ["LocalFault", "local_faults", "reason", "text"]

@@ -106,7 +106,7 @@ def _worker(
     shutdown: Shutdown,
 ) -> Worker:
     """Only here PyTorch is imported: a wrong address or join code is told without waiting for it."""
-    from worker.device import choose, use_threads
+    from shared.device import choose, use_threads
     from worker.journal import Journal
     from worker.rounds import RoundWork
     from worker.site import Site

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared import wire
+from shared.device import is_out_of_memory
 from shared.evaluation import evaluate
 from shared.problems import DigestMismatch, InvalidRequest, Truncated, UpdateRefused
 from shared.schemas import Failure, UpdateReport
 from shared.tensors import load_into
 from shared.training import LocalResult, Stopped, train
-from worker.device import is_out_of_memory
 from worker.faults import local_faults, reason, text
 from worker.heartbeat import Heartbeat
 from worker.progress import size

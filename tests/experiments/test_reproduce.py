@@ -186,3 +186,14 @@ def test_a_cluster_takes_no_number_of_processes(small: Path) -> None:
     for changes in ({"engine": "ray"}, {"engine": "grouped", "address": "auto"}):
         with pytest.raises(InvalidConfiguration, match="processes: a cluster has one for each of its cores"):
             reproduce(request(small, processes=2, **changes), lambda line: None)
+
+
+def test_a_cluster_takes_no_device(small: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="device: runs over a cluster train on the CPU"):
+        reproduce(request(small, engine="ray", device="cuda"), lambda line: None)
+
+
+def test_a_device_that_is_not_there_fails_the_runs_and_says_so(small: Path) -> None:
+    said: list[str] = []
+    assert not reproduce(request(small, device="cuda:99"), said.append)
+    assert any("--device cuda:99: this machine has" in line for line in said)

@@ -17,7 +17,7 @@ import torch
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
-from simulation.run import Results, simulate
+from simulation.run import Results, Setup, Simulation, simulate
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,29 @@ def timeless(out: Path) -> list[dict[str, Any]]:
         {key: value for key, value in line.items() if key not in ("seconds", "machine")}
         for line in Results(out).lines()
     ]
+
+
+def test_a_file_is_gone_on_with_on_its_own_kind_of_device(tmp_path: Path) -> None:
+    given = config()
+    out = tmp_path / "run.jsonl"
+    simulate(given, source=None, out=out, until=1, say=quiet)
+    assert Results(out).lines()[0]["machine"]["device"].startswith("cpu (")
+    setup = Setup(device=torch.device("cuda", 1))  # nobody asks the card: the file is refused before
+    with pytest.raises(InvalidConfiguration, match="was begun on cpu, whose results differ from cuda's"):
+        Simulation(given, setup, out, quiet)
+
+
+def test_only_the_engine_in_process_trains_on_a_gpu(tmp_path: Path) -> None:
+    setup = Setup(engine="native", device=torch.device("cuda"))
+    with pytest.raises(InvalidConfiguration, match="native trains on the CPU, received cuda"):
+        Simulation(config(), setup, tmp_path / "run.jsonl", quiet)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "run.jsonl"
+    with pytest.raises(InvalidConfiguration, match=r"--device cuda:99: this machine has .*cpu"):
+        simulate(config(), source=None, out=out, device="cuda:99", say=quiet)
+    assert not out.exists()
 
 
 def test_a_result_file_says_what_ran_and_how_it_went(tmp_path: Path) -> None:

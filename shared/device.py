@@ -9,7 +9,7 @@ from shared.problems import InvalidConfiguration
 if TYPE_CHECKING:
     import torch
 
-    from worker.settings import Precision
+    from shared.training import Precision
 
 __all__ = ["choose", "describe", "is_out_of_memory", "use_threads"]
 

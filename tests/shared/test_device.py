@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shared.device import choose, describe, is_out_of_memory
 from shared.problems import InvalidConfiguration
-from worker.device import choose, describe, is_out_of_memory
 
 
 def test_auto_takes_the_best_there_is() -> None:
