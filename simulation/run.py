@@ -36,6 +36,9 @@ from simulation.results import Results, check_same, checkpoint_of, header, same_
 __all__ = ["Results", "Setup", "Simulation", "same_results", "simulate"]
 
 
+CPU = torch.device("cpu")
+
+
 def simulate(
     config: RunConfig,
     *,
@@ -77,7 +80,7 @@ class Setup:
     engine: EngineName = "in-process"
     processes: int = 1
     address: str | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
 
 class Simulation:
