@@ -40,9 +40,12 @@ class ImageTask(Task):
         """Augmented when a generator is given; then normalised."""
         if generator is not None:
             inputs = self.augment(inputs, generator)
-        mean = torch.tensor(self.mean, device=inputs.device).view(-1, 1, 1)
-        scale = 1 / (255 * torch.tensor(self.deviation, device=inputs.device).view(-1, 1, 1))
-        return inputs.float().sub_(255 * mean).mul_(scale)
+        shift, scale = (each.to(inputs.device).view(-1, 1, 1) for each in self.normalisation())
+        return inputs.float().sub_(shift).mul_(scale)
+
+    def normalisation(self) -> tuple[Tensor, Tensor]:
+        """What is taken from each channel of bytes, and what the rest is multiplied by."""
+        return 255 * torch.tensor(self.mean), 1 / (255 * torch.tensor(self.deviation))
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The task's crop, flip and rotation; ``images`` are left as they are, values stay 0 to 255."""

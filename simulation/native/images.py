@@ -40,10 +40,9 @@ def _prepare(task: ImageTask, inputs: Tensor, generator: torch.Generator | None)
         down, right = corners(number, padding, generator)
     if generator is not None and task.flips:
         turned = mirrored(number, generator)
-    mean = (255 * torch.tensor(task.mean)).expand(channels).contiguous()
-    scale = (1 / (255 * torch.tensor(task.deviation))).expand(channels).contiguous()
+    shift, scale = (each.expand(channels).contiguous() for each in task.normalisation())
     out = torch.empty(channels, height, width, lanes_for(number))
     shape = Shape(inputs=channels, height=height, width=width, lanes=out.shape[3])
     images = inputs.contiguous()
-    call(library().prepare, shape, images, number, padding, down, right, turned, mean, scale, out)
+    call(library().prepare, shape, images, number, padding, down, right, turned, shift, scale, out)
     return out.permute(3, 0, 1, 2)[:number]

@@ -31,14 +31,6 @@ from tests.simulation.test_grouped import Pictures
 ALGORITHMS = ("fedavg", "fedavgm", "fedopt", "fednova", "fedprox", "scaffold", "feddyn", "feddc", "moon")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def row(inputs: int, outputs: int, kernel: tuple[int, int]) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel), nn.ReLU(), nn.MaxPool2d(2))
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,6 @@ import torch
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, Setup, Simulation, simulate
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What the pool's processes have: sums are split alike."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config(**changes: Any) -> RunConfig:

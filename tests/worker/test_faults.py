@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from server.database.migrations import upgrade
 from shared.problems import InvalidConfiguration
-from tests.server.live import Live, live
+from tests.server.live import Live
 from tests.worker.crew import Member, create, keep, worker
 from worker.faults import LocalFault, local_faults
 
@@ -18,14 +16,6 @@ FAULTS = [
     ("loading", "loading the training data failed: ValueError: row 7 has a column too many"),
     ("building", "preparing the task and its model failed: Memory ran out"),
 ]
-
-
-@pytest.fixture
-def at(tmp_path: Path) -> Iterator[Live]:
-    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
-    upgrade(url)
-    with live(url, tmp_path / "coordinator") as found:
-        yield found
 
 
 def _dismiss(at: Live, member: Member) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,8 @@ from shared.config import Partition
 from shared.discrepancy import discrepancy
 from shared.partition import partition
 from shared.tasks import load_task
-from tests.server.live import Live, live
+from tests.server.live import Live
 from tests.worker.crew import Member, create, keep, settings, worker
-
-
-@pytest.fixture
-def at(tmp_path: Path) -> Iterator[Live]:
-    from server.database.migrations import upgrade
-
-    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
-    upgrade(url)
-    with live(url, tmp_path / "coordinator") as found:
-        yield found
 
 
 def _enrolment(at: Live, client: str) -> dict[str, Any]:
