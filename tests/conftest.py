@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import torch
 
 from server.database.session import make_engine
 from tests.databases import NoPostgres, Postgres, own_cluster, sqlite_template
@@ -23,6 +24,15 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data sets: {folder} is not a folder (set FEDDISCO_DATA)")
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The number of threads that workers and the simulation's processes have: sums are split alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.databases import Postgres
 from tests.e2e.processes import Deployment, deployment
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """The workers' number of threads, so that sums are split alike."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,7 @@ from simulation.results import Results, checkpoint_of, versions
 from simulation.run import simulate
 from simulation.snapshot import Snapshot
 from simulation.sweep import Planned, claimed
-from tests.simulation.test_simulate import config, one_thread, quiet, timeless
-
-__all__ = ["one_thread"]
+from tests.simulation.test_simulate import config, quiet, timeless
 
 LONG = {"rounds": 6, "local": {"steps": 60, "batch_size": 16, "learning_rate": 0.05}}
 
