@@ -50,9 +50,13 @@ class Features(nn.Module):
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.dropout(self.maxima(tokens)))
+
+    def maxima(self, tokens: Tensor) -> Tensor:
+        """Each channel's largest value over all windows of a text, (B, 300)."""
         embedded = self.embedding(_without_needless_padding(tokens)).transpose(1, 2)  # (B, 32, tokens)
         best = [functional.relu(convolution(embedded)).amax(dim=2) for convolution in self.convolutions]
-        return cast(Tensor, self.dropout(torch.cat(best, dim=1)))
+        return torch.cat(best, dim=1)
 
 
 def _without_needless_padding(tokens: Tensor) -> Tensor:

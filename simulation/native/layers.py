@@ -15,30 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from shared.problems import InvalidConfiguration
-from simulation.native.library import Shape, library
+from simulation.native.library import Shape, Texts, library
 
-__all__ = ["accelerate", "call", "lanes_for"]
+__all__ = ["accelerate_rows", "call", "lanes_for"]
 
 LANES = 16
 """Batches are filled up to a multiple of so many with zeros."""
 
 
-def accelerate(model: nn.Module) -> int:
-    """Let the kernels compute what they can in ``model``; parameters, names and hooks stay. How many rows.
+def accelerate_rows(model: nn.Module) -> int:
+    """Let the kernels compute the rows in ``model``; parameters, names and hooks stay. How many there are.
 
     Raises:
-        InvalidConfiguration: no ``nn.Sequential`` of the model has a row that they know, or no compiler.
+        InvalidConfiguration: no compiler.
     """
     rows = [row for module in model.modules() if isinstance(module, nn.Sequential) for row in _rows(module)]
-    if not rows:
-        raise InvalidConfiguration(
-            f"engine: native finds nothing in {type(model).__name__} that it computes faster.",
-            hint="It takes Conv2d (stride 1, no padding), ReLU, MaxPool2d(2) in an nn.Sequential. "
-            "The engines in-process and processes train every model.",
-        )
-    library()
     for convolution, relu, pooling in rows:
+        library()
         convolution.forward = partial(_forward, convolution)  # type: ignore[method-assign]
         relu.forward = pooling.forward = _unchanged  # type: ignore[method-assign,assignment]
     return len(rows)
@@ -146,6 +139,6 @@ def lanes_for(batch: int) -> int:
     return batch + -batch % LANES
 
 
-def call(function: Callable[..., None], shape: Shape, *arguments: Tensor | int | None) -> None:
+def call(function: Callable[..., None], shape: Shape | Texts, *arguments: Tensor | int | None) -> None:
     """With the addresses of tensors, which live as long as the call; they have to be contiguous."""
     function(ctypes.byref(shape), *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from shared.problems import InvalidConfiguration
 
-__all__ = ["Shape", "library"]
+__all__ = ["Shape", "Texts", "library"]
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+HERE = Path(__file__).parent
+SOURCES = (HERE / "images.cpp", HERE / "texts.cpp")
+HEADERS = (HERE / "registers.hpp",)
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-trapping-math", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -30,9 +32,17 @@ class Shape(ctypes.Structure):
     )
 
 
+class Texts(ctypes.Structure):
+    """Of one pass over texts: tokens that come in, the padding's number, sizes of the convolution."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int) for name in ("batch", "length", "padding", "dimensions", "outputs", "width")
+    )
+
+
 @cache
 def library() -> ctypes.CDLL:
-    """``forward``, ``backward`` and ``prepare`` of ``kernels.cpp``; they take addresses and check nothing.
+    """What ``images.cpp`` and ``texts.cpp`` export; the functions take addresses and check nothing.
 
     Raises:
         InvalidConfiguration: no compiler, or it refuses the source; says what it said.
@@ -47,6 +57,9 @@ def library() -> ctypes.CDLL:
     loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 8], None
     numbers = [ctypes.c_int] * 2
     loaded.prepare.argtypes, loaded.prepare.restype = [shape, pointer, *numbers, *[pointer] * 6], None
+    texts = ctypes.POINTER(Texts)
+    loaded.maxima_forward.argtypes, loaded.maxima_forward.restype = [texts, *[pointer] * 6], None
+    loaded.maxima_backward.argtypes, loaded.maxima_backward.restype = [texts, *[pointer] * 8], None
     return loaded
 
 
@@ -68,7 +81,7 @@ def _compiler() -> str:
 
 def _fingerprint() -> str:
     """Of the source and the processor: a home directory may be shared by unlike machines."""
-    told = hashlib.sha256(SOURCE.read_bytes())
+    told = hashlib.sha256(b"\0".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
     told.update("\0".join((*FLAGS, platform.machine(), *_processor())).encode())
     return told.hexdigest()[:16]
 
@@ -86,7 +99,7 @@ def _build(target: Path) -> None:
     """Compile beside the target, then rename: several processes may do it at once."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [_compiler(), *FLAGS, "-o", str(made), str(SOURCE)]
+        command = [_compiler(), *FLAGS, "-o", str(made), *map(str, SOURCES)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a compiler, no shell
         if done.returncode:
             raise InvalidConfiguration(

@@ -22,9 +22,8 @@ from shared.tasks.images import ImageTask
 from simulation.engines import Engine, InProcess
 from simulation.federation import Federation
 from simulation.jobs import Workshop
-from simulation.native import Native, library
+from simulation.native import Native, accelerate, library
 from simulation.native.images import accelerate_images
-from simulation.native.layers import accelerate
 from simulation.run import Results, simulate
 from tests.simulation.test_grouped import Pictures
 

@@ -7,26 +7,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
+
+#include "registers.hpp"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16, TILE = 6;  // floats in a register; channels whose sums are held at once
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, TILE = 2;
-#else
-constexpr int WIDTH = 4, TILE = 4;
-#endif
+constexpr int TILE = WIDTH == 16 ? 6 : WIDTH == 8 ? 2 : 4;  // channels whose sums are held at once
 constexpr int DEEP = TILE < 4 ? TILE : 4;  // the same for gradients of kernels, beside TAPS products each
 constexpr int TAPS = TILE < 4 ? 3 : 5;
-
-typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
-
-inline Vector load(const float *from) { return *reinterpret_cast<const Vector *>(from); }
-inline void store(float *to, Vector value) { *reinterpret_cast<Vector *>(to) = value; }
-inline Vector all(float value) { return value - Vector{}; }
 
 struct Shape {
     int inputs, height, width;  // what comes in
@@ -35,14 +24,6 @@ struct Shape {
     int high() const { return height - kernel_height + 1; }  // what the convolution gives, before pooling
     int wide() const { return width - kernel_width + 1; }
 };
-
-// Calls body with the constant that `count` is, from 1 to LARGEST.
-template <int LARGEST, class Body> inline void constant(int count, Body body) {
-    if constexpr (LARGEST >= 1) {
-        if (count == LARGEST) body(std::integral_constant<int, LARGEST>{});
-        else constant<LARGEST - 1>(count, body);
-    }
-}
 
 // Calls body(lane, constant number of vectors) for pieces of the lanes: four vectors, then two, then one.
 template <class Body> inline void pieces(int lanes, Body body) {
