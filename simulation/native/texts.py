@@ -54,9 +54,10 @@ class _Maxima(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, padding: int, table: Tensor, *parameters: Tensor) -> Tensor:
-        table, *parameters = (each.contiguous() for each in (table, *parameters))
+        table = table.contiguous()
+        weights, biases = ([each.contiguous() for each in parameters[kind::2]] for kind in (0, 1))
         found, places = [], []
-        for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        for weight, bias in zip(weights, biases, strict=True):
             best = torch.empty(len(tokens), len(weight))
             where = torch.empty(best.shape, dtype=torch.int32)
             shape = _shape(tokens, padding, weight)
@@ -64,7 +65,7 @@ class _Maxima(torch.autograd.Function):
             found.append(best)
             places.append(where)
         ctx.padding = padding
-        ctx.save_for_backward(tokens, table, *parameters[::2], *places)
+        ctx.save_for_backward(tokens, table, *weights, *places)
         return torch.cat(found, dim=1)
 
     @staticmethod
@@ -74,7 +75,7 @@ class _Maxima(torch.autograd.Function):
         weights, places = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         of_table = torch.zeros_like(table)
         results = []
-        parts = gradient.split([len(weight) for weight in weights], dim=1)
+        parts = torch.split(gradient, [len(weight) for weight in weights], dim=1)
         for weight, where, part in zip(weights, places, parts, strict=True):
             of_weight, of_bias = torch.empty_like(weight), torch.empty(len(weight))
             given = (tokens, table, weight, part.contiguous(), where)
