@@ -22,9 +22,14 @@ State = Literal["reproduced", "not reproduced", "partly", "not yet run"]
 
 @dataclass(frozen=True)
 class Gain:
-    """A cell against the first weighting of its row, over the seeds and rounds that both have."""
+    """A cell against the first weighting of its row, over the seeds and rounds that both have.
+
+    ``without`` and ``with_it`` are the two means, ``spread`` that of the differences by seed.
+    """
 
     cell: Cell
+    without: float
+    with_it: float
     spread: Spread
     rounds: tuple[int, int]
     published: float | None
@@ -100,12 +105,13 @@ class Evidence:
             return None
         common = {seed: min(len(a.rounds), len(b.rounds)) for seed, (a, b) in pairs.items()}
         measure = self.table.measure
-        spread = statistics.paired_gain(
-            {seed: measured(measure, pair[0].first(common[seed])) for seed, pair in pairs.items()},
-            {seed: measured(measure, pair[1].first(common[seed])) for seed, pair in pairs.items()},
-        )
+        first = {seed: measured(measure, pair[0].first(common[seed])) for seed, pair in pairs.items()}
+        second = {seed: measured(measure, pair[1].first(common[seed])) for seed, pair in pairs.items()}
+        spread = statistics.paired_gain(first, second)
         assert spread is not None
-        return Gain(cell, spread, (min(common.values()), max(common.values())), self._published_gain(cell))
+        means = [statistics.mean_and_deviation(list(values.values())).mean for values in (first, second)]
+        rounds = (min(common.values()), max(common.values()))
+        return Gain(cell, *means, spread, rounds, self._published_gain(cell))
 
     def _published_gain(self, cell: Cell) -> float | None:
         figures = self.table.published.get(cell.setting, {}).get(cell.method, {})

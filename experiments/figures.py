@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from experiments.records import Curve, Round
     from experiments.tables import Figure
 
-__all__ = ["draw", "save"]
+__all__ = ["draw", "pictures", "save"]
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -37,14 +37,21 @@ LINES = {BASE: "--", "sizes": "--", "uniform": ":"}
 
 def draw(evidence: Evidence, folder: Path) -> list[str]:
     """Write the table's figures, as far as there are results; names of the SVG files."""
-    names: list[str] = []
+    for figure, setting, name in _plots(evidence):
+        title = figure.title if setting is None else f"{figure.title}, {settings()[setting].title}"
+        save(folder, name, title, _painter(figure, evidence, setting))
+    return pictures(evidence)
+
+
+def pictures(evidence: Evidence) -> list[str]:
+    """The names of the SVG files that :func:`draw` writes."""
+    return [f"{name}.svg" for _, _, name in _plots(evidence)]
+
+
+def _plots(evidence: Evidence) -> Iterator[tuple[Figure, str | None, str]]:
     for figure in evidence.table.figures:
         for setting in _panels(figure, evidence):
-            name = "-".join(filter(None, (evidence.table.name, figure.kind, setting)))
-            title = figure.title if setting is None else f"{figure.title}, {settings()[setting].title}"
-            save(folder, name, title, _painter(figure, evidence, setting))
-            names.append(f"{name}.svg")
-    return names
+            yield figure, setting, "-".join(filter(None, (evidence.table.name, figure.kind, setting)))
 
 
 def save(folder: Path, name: str, title: str, paint: Callable[[Axes], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from experiments import statistics
 from experiments.evidence import Evidence, Gain, measured
@@ -13,9 +12,7 @@ from experiments.records import Curve
 from experiments.statistics import Spread
 from experiments.tables import BASE, Published, Table, methods, settings
 
-__all__ = ["overview", "progress", "table_page", "table_rows"]
-
-INTRODUCTION = Path(__file__).with_name("overview.md")
+__all__ = ["gain_numbers", "progress", "table_page", "table_rows"]
 
 WORDS = {"last_ten": "mean of the last ten rounds, %", "best": "best round, %", "last": "last round, %"}
 WORDS |= {
@@ -49,22 +46,22 @@ def heading(table: Table) -> list[str]:
 
 
 def progress(evidence: Evidence) -> str:
-    """How much was run, and in how many pairs Disco is ahead, in a sentence or two."""
+    """How much was run, and in how many comparisons Disco is ahead, in a sentence or two."""
     there, asked = evidence.rounds()
     if not there:
         return "no round of it."
     signs = evidence.signs()
     ran = f"{there} of {asked} rounds were run"
-    return f"{ran}; Disco is ahead in {sum(signs)} of {len(signs)} pairs." if signs else f"{ran}."
+    return f"{ran}; Disco is ahead in {sum(signs)} of {len(signs)} comparisons." if signs else f"{ran}."
 
 
-def table_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Markdown lines of a table; all columns but the first two are numbers.
+def table_rows(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 2) -> list[str]:
+    """Markdown lines of a table; all columns but the first ``words`` are numbers.
 
     >>> table_rows(["a", "b", "c"], [["x", "y", "1"]])
     ['| a | b | c |', '| --- | --- | ---: |', '| x | y | 1 |']
     """
-    rule = ["---" if at < 2 else "---:" for at in range(len(header))]
+    rule = ["---" if at < words else "---:" for at in range(len(header))]
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)]
 
 
@@ -75,8 +72,11 @@ def _setting(evidence: Evidence, setting: str) -> list[str]:
     grid = evidence.table.grid
     rows = [cell for cell in evidence.curves if cell.setting == setting]
     if grid is None:
-        header, lines = _header(evidence.table), [_row(evidence, cell) for cell in rows]
-        return [*table_rows(header, lines), "", *_gains(evidence, setting)]
+        ran = [cell for cell in rows if evidence.curves[cell]]
+        lines = [_row(evidence, cell) for cell in ran]
+        shown = [*table_rows(_header(evidence.table), lines), ""] if ran else []
+        missing = [cell for cell in rows if cell not in ran]
+        return [*shown, *_gains(evidence, setting), *_not_run(evidence.table, missing)]
     parts: list[str] = []
     for method in evidence.table.methods:
         parts += [
@@ -97,15 +97,25 @@ def _header(table: Table) -> list[str]:
     return [*header, "seeds", "rounds"]
 
 
+def _not_run(table: Table, missing: Sequence[Cell]) -> list[str]:
+    """What is still to be run, folded: long tables are read for what there is."""
+    if not missing:
+        return []
+    lines = [
+        [methods()[cell.method].title, _weighting(cell), _published(_published_figure(table, cell))]
+        for cell in missing
+    ]
+    title = f"Not yet run: {len(missing)} of them, with the published figures"
+    rows = table_rows(["method", "weighting", "published"], lines)
+    return ["<details>", f"<summary>{title}</summary>", "", *rows, "", "</details>"]
+
+
 def _row(evidence: Evidence, cell: Cell) -> list[str]:
     table = evidence.table
     curves, values = evidence.curves[cell], list(evidence.values(cell).values())
-    published = table.published.get(cell.setting, {}).get(cell.method, {}).get(cell.weighting)
+    published = _published_figure(table, cell)
     row = [methods()[cell.method].title, _weighting(cell), _published(published)]
-    asked = table.rounds or next((c.config.rounds for c in curves.values()), 0)
-    if not values:
-        gaps = len(_header(table)) - len(row) - 3
-        return [*row, "not yet run", *[""] * gaps, f"0 of {table.seeds}", ""]
+    asked = table.rounds or next(iter(curves.values())).config.rounds
     ours = statistics.mean_and_deviation(values)
     row += [_spread(ours, _deviation(table, ours, curves.values()))]
     lengths = [len(curve.rounds) for curve in curves.values()]
@@ -155,18 +165,24 @@ def _gains(evidence: Evidence, setting: str) -> list[str]:
         "Gain over the first weighting, pairs of the same seed over the rounds that both have:",
         "",
         *table_rows(header, [_gain_row(gain) for gain in found]),
+        "",
     ]
 
 
 def _gain_row(gain: Gain) -> list[str]:
+    published, ours, rounds = gain_numbers(gain)
     name = methods()[gain.cell.method].title
+    return [name, _weighting(gain.cell), published, ours, str(gain.spread.count), rounds]
+
+
+def gain_numbers(gain: Gain) -> tuple[str, str, str]:
+    """The published gain, ours with its deviation over seeds, and the rounds compared."""
     published = "" if gain.published is None else f"{gain.published:+.2f}"
     ours = f"{gain.spread.mean:+.2f}"
     if gain.spread.deviation is not None:
         ours += f" ± {gain.spread.deviation:.2f}"
     low, high = gain.rounds
-    compared = str(low) if low == high else f"{low} to {high}"
-    return [name, _weighting(gain.cell), published, ours, str(gain.spread.count), compared]
+    return published, ours, str(low) if low == high else f"{low} to {high}"
 
 
 def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
@@ -184,6 +200,10 @@ def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
 
 def _weighting(cell: Cell) -> str:
     return f"{cell.resolved} (base)" if cell.weighting == BASE else cell.weighting
+
+
+def _published_figure(table: Table, cell: Cell) -> Published | None:
+    return table.published.get(cell.setting, {}).get(cell.method, {}).get(cell.weighting)
 
 
 def _published(figure: Published | None) -> str:
@@ -225,14 +245,3 @@ def _made_with(evidence: Evidence) -> list[str]:
         }
     )
     return [f"Made with {', '.join(versions)}."] if versions else []
-
-
-# ---------------------------------------------------------------- all tables
-
-
-def overview(rows: Sequence[tuple[Table, str, str]]) -> str:
-    """``docs/results.md``: every table with its state and why (table, state, sentence)."""
-    lines = [[f"[{table.title}](results/{table.name}.md)", state, why] for table, state, why in rows]
-    return "\n".join(
-        [INTRODUCTION.read_text(encoding="utf-8"), *table_rows(["table", "state", "how much"], lines), ""]
-    )

@@ -11,9 +11,10 @@ import yaml
 from experiments import exploration
 from experiments.evidence import gather
 from experiments.figures import draw
+from experiments.overview import Entry, overview
 from experiments.plan import PlannedRun, expand, quickened
 from experiments.records import publish, rounds_in
-from experiments.report import overview, progress, table_page
+from experiments.report import progress, table_page
 from experiments.tables import HERE, Table, available, load_table, settings
 from experiments.theory_page import theory_page
 from shared.config import Frozen
@@ -195,23 +196,21 @@ def write_page(table: Table, results: Path, docs: Path) -> Path:
 
 
 def write_overview(results: Path, docs: Path) -> None:
-    """Write ``docs/results.md``: every table with its state."""
-    rows = [(table, *_state(table, results)) for table in map(load_table, available())]
-    (docs / "results.md").write_text(overview(rows), encoding="utf-8")
+    """Write ``docs/results.md``: what was measured, and every table with its state."""
+    entries = [_entry(table, results) for table in map(load_table, available())]
+    (docs / "results.md").write_text(overview(entries), encoding="utf-8")
 
 
-def _state(table: Table, results: Path) -> tuple[str, str]:
+def _entry(table: Table, results: Path) -> Entry:
     if table.kind == "theory":
-        return (
-            "partly",
-            "the bound falls as claimed for lambda near O; the printed rows cannot be as labelled",
-        )
+        words = "the bound falls as claimed for lambda near O; the printed rows cannot be as labelled"
+        return Entry(table, "partly", words)
     if table.kind != "runs":
         done = len(list((results / table.kind).glob("*.jsonl")))
         state = "not yet run" if not done else "run" if done >= table.seeds else "partly"
-        return state, f"{done} of {table.seeds} trials"
+        return Entry(table, state, f"{done} of {table.seeds} trials")
     evidence = gather(table, results)
-    return evidence.state(), progress(evidence) + _reason(table, results)
+    return Entry(table, evidence.state(), progress(evidence) + _reason(table, results), evidence)
 
 
 def _reason(table: Table, results: Path) -> str:

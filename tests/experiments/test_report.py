@@ -8,9 +8,9 @@ import pytest
 
 from experiments.evidence import gather
 from experiments.figures import draw
+from experiments.overview import Entry, overview
 from experiments.plan import Cell
-from experiments.report import overview, progress, table_page
-from experiments.tables import Table
+from experiments.report import progress, table_page
 from shared.problems import InvalidConfiguration
 from tests.experiments.small import table, write_curves
 
@@ -52,11 +52,19 @@ def test_a_gain_compares_pairs_over_the_rounds_that_both_have(results: Path) -> 
     assert line(after, "| FedAvg") == ["FedAvg", "disco", "+7.32", "+10.00", "1", "2"]
 
 
-def test_what_was_not_run_says_so(results: Path) -> None:
+def test_what_was_not_run_is_folded_away(results: Path) -> None:
     page = table_page(gather(table(), results), [])
-    assert line(page, "| FedDyn | uniform (base)")[3] == "not yet run"
-    assert len(line(page, "| FedDyn | uniform (base)")) == len(line(page, "| method"))
-    assert "Partly: 8 of 24 rounds were run; Disco is ahead in 1 of 1 pairs." in page
+    shown, folded = page.split("<details>")
+    assert "FedDyn" not in shown
+    assert "<summary>Not yet run: 2 of them, with the published figures</summary>" in folded
+    assert line(folded, "| FedDyn") == ["FedDyn", "uniform (base)", ""]
+    assert "Partly: 8 of 24 rounds were run; Disco is ahead in 1 of 1 comparisons." in page
+
+
+def test_a_setting_of_which_nothing_was_run_has_no_empty_table(tmp_path: Path) -> None:
+    page = table_page(gather(table(), tmp_path), [])
+    assert "| ours |" not in page
+    assert line(page, "| FedAvg | disco") == ["FedAvg", "disco", "61.59"]
 
 
 @pytest.mark.parametrize(
@@ -142,5 +150,18 @@ def test_the_map_of_a_and_b(tmp_path: Path) -> None:
 
 
 def test_the_overview_names_every_table_with_its_state() -> None:
-    rows: list[tuple[Table, str, str]] = [(table(), "partly", "8 of 24 rounds were run.")]
-    assert "| [Small](results/small.md) | partly | 8 of 24 rounds were run. |" in overview(rows)
+    page = overview([Entry(table(), "partly", "8 of 24 rounds were run.")])
+    assert "| [Small](results/small.md) | partly | 8 of 24 rounds were run. |" in page
+    assert "as far as it was run" not in page
+
+
+def test_the_overview_shows_each_comparison_once_with_its_picture(results: Path) -> None:
+    evidence = gather(table(), results)
+    again = gather(table(name="again", title="Again", figures=[]), results)
+    page = overview([Entry(each.table, "partly", "", each) for each in (evidence, again)])
+    # seed 0, two rounds, as in the table's own page
+    assert line(page, "| [Digits]") == [
+        "[Digits](results/small.md)", "FedAvg", "2", "1", "45.00", "55.00", "+10.00", "+7.32",
+    ]  # fmt: skip
+    assert page.count("| [Digits]") == 1
+    assert "(results/small-curves-digits.svg)" in page

@@ -1,0 +1,80 @@
+"""``docs/results.md``: what was measured so far, with pictures, and the state of every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.evidence import Evidence, Gain
+from experiments.figures import pictures
+from experiments.report import gain_numbers, table_rows
+from experiments.tables import Table, methods, settings
+
+__all__ = ["Entry", "overview"]
+
+INTRODUCTION = Path(__file__).with_name("overview.md")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table, its state and why; ``evidence`` where it is made of runs."""
+
+    table: Table
+    state: str
+    why: str
+    evidence: Evidence | None = None
+
+
+def overview(entries: Sequence[Entry]) -> str:
+    """The page; every number in it is computed from the curves of ``entries``."""
+    evidence = [entry.evidence for entry in entries if entry.evidence is not None]
+    states = [[f"[{e.table.title}](results/{e.table.name}.md)", e.state, e.why] for e in entries]
+    parts = [INTRODUCTION.read_text(encoding="utf-8")]
+    parts += [*_measured(evidence), *_pictures(evidence)]
+    parts += ["## Every table", "", *table_rows(["table", "state", "how much"], states, words=3), ""]
+    return "\n".join(parts)
+
+
+def _measured(evidence: Sequence[Evidence]) -> list[str]:
+    rows = [_row(table, gain) for table, gain in _comparisons(evidence)]
+    if not rows:
+        return []
+    header = ["setting", "method", "rounds", "seeds", "without", "with Disco", "gain", "published gain"]
+    explained = (
+        "Mean of the last ten rounds and of the seeds in %, over the rounds and seeds that both have (Facebook "
+        "comments: test loss, so less is better); after ± the deviation of the gain over seeds. The published "
+        "gain is after 100 rounds."
+    )
+    title = "## Without and with Disco, as far as it was run"
+    return [title, "", explained, "", *table_rows(header, rows), ""]
+
+
+def _comparisons(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
+    """Each pair of cells once, though several tables may have it."""
+    seen = set()
+    for each in evidence:
+        if each.table.measure not in ("last_ten", "loss"):
+            continue
+        for gain in each.gains():
+            place = gain.cell.setting, gain.cell.method
+            if gain.cell.weighting == "disco" and place not in seen:
+                seen.add(place)
+                yield each.table, gain
+
+
+def _row(table: Table, gain: Gain) -> list[str]:
+    published, ours, rounds = gain_numbers(gain)
+    setting = f"[{settings()[gain.cell.setting].title}](results/{table.name}.md)"
+    figures = [f"{gain.without:.2f}", f"{gain.with_it:.2f}", ours, published]
+    return [setting, methods()[gain.cell.method].title, rounds, str(gain.spread.count), *figures]
+
+
+def _pictures(evidence: Sequence[Evidence]) -> list[str]:
+    """Of each table that has results, its curves."""
+    parts = []
+    for each in evidence:
+        for name in pictures(each):
+            if name.startswith(f"{each.table.name}-curves"):
+                parts += [f"![{each.table.title}: {name}](results/{name})", ""]
+    return parts
