@@ -42,9 +42,9 @@ def _measured(evidence: Sequence[Evidence]) -> list[str]:
         return []
     header = ["setting", "method", "rounds", "seeds", "without", "with Disco", "gain", "published gain"]
     explained = (
-        "Mean of the last ten rounds and of the seeds in %, over the rounds and seeds that both have (Facebook "
-        "comments: test loss, so less is better); after ± the deviation of the gain over seeds. The published "
-        "gain is after 100 rounds."
+        "Mean of the last ten rounds and of the seeds in %, over the rounds and seeds that both have "
+        "(Facebook comments: test loss, so less is better); after ± the deviation of the gain over seeds. "
+        "The published gain is after 100 rounds."
     )
     title = "## Without and with Disco, as far as it was run"
     return [title, "", explained, "", *table_rows(header, rows), ""]
