@@ -99,8 +99,8 @@ class Evidence:
         return Cell(cell.setting, cell.method, self.table.weightings_of(cell.method)[0])
 
     def _gain(self, cell: Cell) -> Gain | None:
-        without, with_it = self.curves[self._first(cell)], self.curves[cell]
-        pairs = {seed: (without[seed], with_it[seed]) for seed in without.keys() & with_it.keys()}
+        base, ours = self.curves[self._first(cell)], self.curves[cell]
+        pairs = {seed: (base[seed], ours[seed]) for seed in base.keys() & ours.keys()}
         if not pairs:
             return None
         common = {seed: min(len(a.rounds), len(b.rounds)) for seed, (a, b) in pairs.items()}
@@ -109,9 +109,9 @@ class Evidence:
         second = {seed: measured(measure, pair[1].first(common[seed])) for seed, pair in pairs.items()}
         spread = statistics.paired_gain(first, second)
         assert spread is not None
-        means = [statistics.mean_and_deviation(list(values.values())).mean for values in (first, second)]
+        without, with_it = (statistics.mean_and_deviation(list(v.values())).mean for v in (first, second))
         rounds = (min(common.values()), max(common.values()))
-        return Gain(cell, *means, spread, rounds, self._published_gain(cell))
+        return Gain(cell, without, with_it, spread, rounds, self._published_gain(cell))
 
     def _published_gain(self, cell: Cell) -> float | None:
         figures = self.table.published.get(cell.setting, {}).get(cell.method, {})
