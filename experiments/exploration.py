@@ -25,7 +25,7 @@ from shared.discrepancy import discrepancy
 from shared.evaluation import evaluate
 from shared.tensors import load_into, state_of
 from simulation.jobs import Job, Workshop
-from simulation.run import Results
+from simulation.results import Results, header
 
 __all__ = ["Trial", "exploration_page", "explore", "pair_of_like_size", "trials"]
 
@@ -67,8 +67,7 @@ def explore(trial: Trial, source: Path | None, cache: Path | None = None, say: S
         apprentice = _Alone(workshop, Path(folder), say)
         lines = _blends(apprentice) if trial.kind == "exploration-1" else _correlations(apprentice)
     trial.out.parent.mkdir(parents=True, exist_ok=True)
-    header = {"kind": "run", "config": trial.config.model_dump(mode="json")}
-    Results(trial.out).rewrite([header, *lines])
+    Results(trial.out).rewrite([header(trial.config, "in-process", workshop.device), *lines])
 
 
 def pair_of_like_size(sizes: list[int], discrepancies: list[float]) -> tuple[int, int]:

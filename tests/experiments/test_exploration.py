@@ -29,6 +29,8 @@ def test_two_clients_are_blended(tmp_path: Path) -> None:
     explore(trial, None, say=lambda line: None)
     header, pair, *blends = Results(trial.out).lines()
     assert header["config"]["seed"] == 0
+    assert header["versions"]["torch"]
+    assert header["machine"]["engine"] == "in-process"
     assert pair["discrepancies"][0] > pair["discrepancies"][1]
     assert pair["clients"][1] == 5  # the unbiased one of 5+1
     assert [blend["r"] for blend in blends] == pytest.approx([step / 10 for step in range(11)])
