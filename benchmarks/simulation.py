@@ -1,8 +1,9 @@
 """The simulation's engines against a plain PyTorch loop doing the same training: one JSON line.
 
-Sixty clients (NIID-2, 50 + 10), ten a round, simple CNN on noise of 3x32x32 with CIFAR-10's crop, flip and
-normalisation, SGD with momentum 0.9. A round is counted whole: the plain loop averages the clients' models in
-memory; the engines also read and write the files that a service would send, and aggregate those.
+Sixty clients (NIID-2, 50 + 10), ten a round, SGD with momentum 0.9. ``--task images``: simple CNN on noise of
+3x32x32 with CIFAR-10's crop, flip and normalisation. ``--task texts``: TextCNN on random tokens, as many a text
+as AG News has. A round is counted whole: the plain loop averages the clients' models in memory; the engines also
+read and write the files that a service would send, and aggregate those.
 
 * ``samples_per_second``: by wall clock, medians of the rounds, which they do in turns.
 * ``samples_per_cpu_second``: by CPU time of the process and its children, for crowded machines.
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,10 +39,12 @@ from shared import wire
 from shared.batches import batches
 from shared.config import RunConfig
 from shared.data import Examples
-from shared.seeds import torch_generator
+from shared.seeds import derive, torch_generator
+from shared.tasks.ag_news import AGNews
 from shared.tasks.base import Split
 from shared.tasks.cifar10 import CIFAR10
 from shared.tensors import load_into, state_of
+from shared.text import VOCABULARY
 from simulation.engines import Engine, InProcess, Processes
 from simulation.federation import Federation
 from simulation.grouped import Grouped
@@ -60,15 +64,34 @@ class Noise(CIFAR10):
         return Examples(images, torch.arange(number) % 10)
 
 
-def config(rounds: int, epochs: int) -> RunConfig:
+class RandomTexts(AGNews):
+    """30,000 texts of random tokens, 7,500 of each class; 10 to 200 tokens long, 40 in the middle."""
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        number = 30_000 if split == "train" else 100
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randn(number, generator=generator).mul(0.3).exp().mul(40).clamp(10, 200)
+        tokens = torch.randint(1, VOCABULARY, (number, *self.input_shape), generator=generator)
+        tokens[torch.arange(self.input_shape[0]) >= lengths[:, None]] = 0
+        return Examples(tokens.to(torch.int16), torch.arange(number) % 4)
+
+
+TASKS: dict[str, tuple[str, Sequence[str], str]] = {
+    "images": ("benchmarks.simulation:Noise", CIFAR10.classes, "niid2:50+10"),
+    "texts": ("benchmarks.simulation:RandomTexts", AGNews.classes, "niid2:50+10:2"),
+}
+
+
+def config(kind: str, rounds: int, epochs: int) -> RunConfig:
+    task, classes, partition = TASKS[kind]
     return RunConfig.model_validate(
         {
             "name": "simulation",
-            "task": "benchmarks.simulation:Noise",
-            "classes": CIFAR10.classes,
+            "task": task,
+            "classes": classes,
             "rounds": rounds,
             "weighting": {"kind": "sizes"},
-            "partition": "niid2:50+10",
+            "partition": partition,
             "clients_per_round": 10,
             "local": {"epochs": epochs, "batch_size": 64, "learning_rate": 0.01, "momentum": 0.9},
         }
@@ -110,6 +133,7 @@ class PlainLoop:
         )
         augmentation = torch_generator(seed, "augmentation", number, client)
         self.model.train()
+        torch.manual_seed(derive(seed, "dropout", number, client))
         for _, positions in batches(local, len(examples), seed, number, client):
             inputs = task.prepare(examples.inputs[positions], augmentation)
             optimizer.zero_grad()
@@ -163,23 +187,19 @@ class EngineLoop:
         return wire.read_group(self._model, wire.MODEL, self.names)
 
 
-def measure(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
+def measure(folder: Path, kind: str, rounds: int, epochs: int) -> dict[str, Any]:
     """``rounds`` turns after one to warm up."""
-    given = config(rounds + 1, epochs)
+    given = config(kind, rounds + 1, epochs)
     workshop = Workshop(given, None)
     plain = PlainLoop(workshop)
-    with (
-        InProcess(workshop) as one,
-        Processes(given, None, None, 2) as two,
-        Grouped(workshop) as grouped,
-        Native(Workshop(given, None)) as native,  # changes its model
-    ):
+    with ExitStack() as open_engines:
         engines: dict[str, Engine] = {
-            "in-process": one,
-            "processes": two,
-            "grouped": grouped,
-            "native": native,
+            "in-process": open_engines.enter_context(InProcess(workshop)),
+            "processes": open_engines.enter_context(Processes(given, None, None, 2)),
+            "native": open_engines.enter_context(Native(Workshop(given, None))),  # changes its model
         }
+        if kind == "images":  # it does not know TextCNN
+            engines["grouped"] = open_engines.enter_context(Grouped(workshop))
         loops = {name: EngineLoop(engine, workshop, folder / name) for name, engine in engines.items()}
         times = {name: Times() for name in (PLAIN, *loops)}
         samples = [turn(number, plain, loops, times) for number in range(1, rounds + 2)]
@@ -224,14 +244,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Simulation engines against a plain loop; prints one JSON line."
     )
+    parser.add_argument("--task", choices=sorted(TASKS), default="images")
     parser.add_argument("--rounds", type=int, default=9, help="turns that count, after one that does not")
     parser.add_argument("--epochs", type=int, default=2)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        numbers = measure(Path(folder), chosen.rounds, chosen.epochs)
+        numbers = measure(Path(folder), chosen.task, chosen.rounds, chosen.epochs)
     about = {
         "benchmark": "simulation",
+        "task": chosen.task,
         "rounds": chosen.rounds,
         "epochs": chosen.epochs,
         "cores": len(os.sched_getaffinity(0)),
