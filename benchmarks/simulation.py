@@ -1,9 +1,9 @@
 """The simulation's engines against a plain PyTorch loop doing the same training: one JSON line.
 
-Sixty clients (NIID-2, 50 + 10), ten a round, SGD with momentum 0.9. ``--task images``: simple CNN on noise of
-3x32x32 with CIFAR-10's crop, flip and normalisation. ``--task texts``: TextCNN on random tokens, as many a text
-as AG News has. A round is counted whole: the plain loop averages the clients' models in memory; the engines also
-read and write the files that a service would send, and aggregate those.
+Sixty clients (NIID-2, 50 + 10), ten a round, SGD with momentum 0.9. ``--task images``: simple CNN on noise
+of 3x32x32 with CIFAR-10's crop, flip and normalisation. ``--task texts``: TextCNN on random tokens, as many a
+text as AG News has. A round is counted whole: the plain loop averages the clients' models in memory; the
+engines also read and write the files that a service would send, and aggregate those.
 
 * ``samples_per_second``: by wall clock, medians of the rounds, which they do in turns.
 * ``samples_per_cpu_second``: by CPU time of the process and its children, for crowded machines.
