@@ -403,11 +403,9 @@ def clients_invite(
     with admin(url, admin_token_file) as client:
         token = client.invite(uses, None if days is None else int(days * 86400))
         until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
+        clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
         typer.echo(token.token)
-        typer.echo(
-            f"join code {token.id}, valid for {token.uses or 'any number of'} clients, until {until}",
-            err=True,
-        )
+        typer.echo(f"join code {token.id}, valid for {clients}, until {until}", err=True)
 
 
 @clients_app.command("list")
