@@ -122,7 +122,8 @@ def _train(
     began = time.monotonic()
     _console.print("A coordinator, an evaluator and the workers are starting, each a process of its own ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-    task = ["--task", config.task] + ([] if data is None else ["--data", str(data)])
+    task = ["--task", config.task, "--algorithms", config.algorithm.name]
+    task += [] if data is None else ["--data", str(data)]
     for index in range(config.min_clients):
         part = ("--partition", "run", "--index", str(index))
         _start_worker(processes, url, f"client-{index + 1}", *task, *part)

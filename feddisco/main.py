@@ -139,6 +139,9 @@ def worker(
         str | None, typer.Option(help="Built-in task or package.module:attribute [digits].")
     ] = None,
     task_options: Annotated[str | None, typer.Option(help="The task's options as JSON.")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Algorithms not built in that a run may name, like 'ours.fedslow:*'.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Where this site's data lies: a folder or an archive.")
     ] = None,

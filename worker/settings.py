@@ -33,6 +33,12 @@ def _json_object(value: Any) -> Any:
         raise ValueError(f'is not JSON ({error}); write it like {{"size": 32}}') from None
 
 
+def _patterns(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return tuple(part for each in value.split(",") if (part := each.strip()))
+
+
 def _existing(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"there is nothing at {path}")
@@ -61,6 +67,9 @@ class WorkerSettings(BaseSettings):
     task: str = Field("digits", min_length=1, description="built-in task, or package.module:attribute")
     task_options: Annotated[dict[str, Any], NoDecode, BeforeValidator(_json_object)] = Field(
         default_factory=dict, description="the task's options as JSON; they win over the run's"
+    )
+    algorithms: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_patterns)] = Field(
+        (), description="import paths of algorithms that a run may name, like ours.fedslow:*; commas between"
     )
     data: Annotated[Path, AfterValidator(_existing)] | None = Field(
         None, description="where this site's data lies: a folder or an archive"

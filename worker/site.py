@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shared.algorithms import load_algorithm
-from shared.config import Partition
+from shared.config import AlgorithmChoice, Partition
 from shared.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
@@ -87,13 +88,23 @@ class Site:
         local = LocalRun(
             view=view,
             task=task,
-            algorithm=load_algorithm(view.config.algorithm),
+            algorithm=self._algorithm(view.config.algorithm),
             model=model.to(self.device),
             tensors=tuple(spec.name for spec in manifest),
             parameters=tuple(spec.name for spec in manifest if spec.kind is TensorKind.PARAMETER),
         )
         self._runs[view.run] = local
         return local
+
+    def _algorithm(self, choice: AlgorithmChoice) -> Algorithm[Any]:
+        """Built in, or one that this site allows: the coordinator names what is imported here."""
+        allowed = self.settings.algorithms
+        if ":" in choice.name and not any(fnmatchcase(choice.name, pattern) for pattern in allowed):
+            raise InvalidConfiguration(
+                f"algorithm {choice.name!r} is not allowed at this site.",
+                hint=f"Read its code; if it is welcome, start the worker with --algorithms {choice.name}",
+            )
+        return load_algorithm(choice)
 
     def _options(self, view: RunView) -> dict[str, Any]:
         return {**view.config.task_options, **self.settings.task_options}

@@ -1,4 +1,4 @@
-"""Tasks of one's own, by import path, for the worker's tests."""
+"""Tasks and an algorithm of one's own, by import path, for the worker's tests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from shared.algorithms.fedavg import FedAvg
 from shared.config import Frozen
 from shared.data import Examples
 from shared.tasks.base import Split
 from shared.tasks.digits import Digits
 
-__all__ = ["Faulty", "Slow"]
+__all__ = ["Faulty", "Own", "Slow"]
+
+
+class Own(FedAvg):
+    """An algorithm that nobody built in."""
 
 
 class SlowOptions(Frozen):

@@ -17,6 +17,8 @@ from shared.tasks import load_task
 from tests.server.live import Live
 from tests.worker.crew import Member, create, keep, settings, worker
 
+OWN = "tests.worker.tasks:Own"
+
 
 def _enrolment(at: Live, client: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = [row for row in at.run()["enrolments"] if row["client"] == client]
@@ -96,6 +98,8 @@ def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
         ({"partition": "iid:2"}, {}, "start it with --partition run"),
         ({"partition": "iid:2"}, {"partition": "run", "index": 2}, "index 2 is none of them"),
         ({}, {"task_options": {"sise": 3}}, "sise"),
+        ({"algorithm": OWN}, {}, f"algorithm '{OWN}' is not allowed at this site"),
+        ({"algorithm": OWN}, {"algorithms": "tests.worker.other:*"}, f"--algorithms {OWN}"),
     ],
 )
 def test_a_run_that_does_not_fit_is_declined_with_a_sentence(
@@ -108,6 +112,12 @@ def test_a_run_that_does_not_fit_is_declined_with_a_sentence(
     assert words in row["reason"]
     at.wait_for(lambda: "demo: not taking part" in member.log)
     _dismiss(at, member)
+
+
+def test_an_algorithm_of_ones_own_trains_where_it_is_allowed(at: Live, tmp_path: Path) -> None:
+    create(at, algorithm=OWN, rounds=1, min_clients=1)
+    assert worker(at, tmp_path, "site", algorithms="tests.worker.tasks:*").join() == 0
+    assert at.run()["status"] == "completed"
 
 
 def _dismiss(at: Live, member: Member) -> None:

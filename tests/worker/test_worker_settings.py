@@ -47,6 +47,12 @@ def test_task_options_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load().task_options == {"size": 32}
 
 
+def test_algorithms_are_patterns_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDISCO_ALGORITHMS", "ours.fedslow:*, theirs:FedFast,")
+    assert load().algorithms == ("ours.fedslow:*", "theirs:FedFast")
+    assert load({"algorithms": "one:A"}).algorithms == ("one:A",)
+
+
 def test_the_join_code_comes_from_its_file_without_the_line_end(tmp_path: Path) -> None:
     path = tmp_path / "code"
     path.write_text("  the-code\n")
