@@ -27,6 +27,9 @@ from shared.problems import (
 __all__ = ["MEDIA_TYPE", "install", "invalid", "render"]
 
 MEDIA_TYPE = "application/problem+json"
+SECRET, HIDDEN = "token", "(not shown)"
+"""The field whose content no answer repeats."""
+
 SHOWN = 200
 RETRY_SECONDS = "2"
 
@@ -51,7 +54,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
         {
             "field": ".".join(map(str, error["loc"])),
             "message": error["msg"],
-            "received": _shown(error.get("input")),
+            "received": HIDDEN if SECRET in error["loc"] else _shown(error.get("input")),
         }
         for error in errors
     ]
@@ -62,7 +65,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr({**value, SECRET: HIDDEN} if isinstance(value, dict) and SECRET in value else value)
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates have no UTF-8 form
 

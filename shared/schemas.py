@@ -102,6 +102,12 @@ class Registration(Body):
     name: Slug | None = Field(None, description="None: the coordinator makes one (client-1, client-2 ...)")
     protocol: int = PROTOCOL
     version: Annotated[str, Field(max_length=50)] = ""
+    token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43,128}$")] | None = Field(
+        None,
+        repr=False,
+        description="256 random bits that the client chose to be its token: with them it may ask again if "
+        "the answer was lost; None: the coordinator chooses",
+    )
 
 
 class Credential(View):

@@ -15,7 +15,7 @@ from worker.client import Coordinator, trust
 from worker.loop import Patience, Refused, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
-from worker.state import StoredCredential, held, read_credential, write_credential
+from worker.state import StoredCredential, held, read_credential, token_to_register, write_credential
 
 if TYPE_CHECKING:
     import httpx
@@ -89,7 +89,8 @@ def _credential(
             f"this worker is not registered at {url} yet, and no join code is given.",
             hint="Ask the coordinator's operator for one; set FEDDISCO_JOIN_TOKEN or pass --join-token-file.",
         )
-    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_version())
+    token = token_to_register(folder, url, settings.name)
+    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_version(), token=token)
     given = patience.until_done(lambda: coordinator.register(join_code, registration), registering=True)
     credential = StoredCredential(url=url, client=given.client, token=given.token)
     write_credential(folder, credential)

@@ -4,6 +4,7 @@
 
     STATE/lock               held while a worker runs, names its process
     STATE/credential.json    coordinator, client id, bearer token (mode 0600)
+    STATE/registration.json  the same before the coordinator has answered, to ask again as the same client
     STATE/runs/RUN/          see worker.journal
 
 With slots (``--state-slots``) several workers share STATE: each takes the first of ``STATE/slot-1``,
@@ -15,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +27,15 @@ from shared.files import sync_folder
 from shared.problems import InvalidConfiguration
 from shared.schemas import Body
 
-__all__ = ["StoredCredential", "held", "read_credential", "set_aside", "write_atomically", "write_credential"]
+__all__ = [
+    "StoredCredential",
+    "held",
+    "read_credential",
+    "set_aside",
+    "token_to_register",
+    "write_atomically",
+    "write_credential",
+]
 
 
 class StoredCredential(Body):
@@ -33,6 +43,14 @@ class StoredCredential(Body):
 
     url: str
     client: str
+    token: str = Field(repr=False)
+
+
+class PendingRegistration(Body):
+    """What was asked for, perhaps without an answer."""
+
+    url: str
+    name: str | None
     token: str = Field(repr=False)
 
 
@@ -98,6 +116,19 @@ def read_credential(folder: Path, url: str) -> StoredCredential | None:
 
 def write_credential(folder: Path, credential: StoredCredential) -> None:
     write_atomically(folder / "credential.json", credential.model_dump_json().encode())
+    (folder / "registration.json").unlink(missing_ok=True)
+
+
+def token_to_register(folder: Path, url: str, name: str | None) -> str:
+    """A new token, or the one that ``name`` was asked for with before: the answer may have been lost."""
+    path = folder / "registration.json"
+    with suppress(FileNotFoundError, ValidationError):
+        pending = PendingRegistration.model_validate_json(path.read_bytes())
+        if (pending.url, pending.name) == (url, name):
+            return pending.token
+    pending = PendingRegistration(url=url, name=name, token=secrets.token_urlsafe(32))
+    write_atomically(path, pending.model_dump_json().encode())
+    return pending.token
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:

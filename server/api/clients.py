@@ -28,7 +28,10 @@ TokenId = Annotated[int, Path(ge=1, le=2**53)]
 
 @router.post("/clients", status_code=201)
 async def register(body: Registration, here: Here, request: Request) -> Credential:
-    """Register a client with a join token. The client's own token is in the answer, and never shown again."""
+    """Register a client with a join token. The client's own token is in the answer, and never shown again.
+
+    Asked again with the same ``token``, the answer is the same and no use of the join token is counted.
+    """
     join_hash = hash_token(bearer(request.headers.get("authorization")))
     if body.protocol != PROTOCOL:
         raise IncompatibleVersion(
@@ -38,7 +41,7 @@ async def register(body: Registration, here: Here, request: Request) -> Credenti
             protocol=PROTOCOL,
             version=VERSION,
         )
-    token = new_token()
+    token = body.token or new_token()
     client = await here.threads.run(
         here.store.register, body.name, hash_token(token), body.version, here.clock(), join_hash=join_hash
     )

@@ -23,6 +23,7 @@ __all__ = [
     "by_token_hash",
     "lock_open_runs_of",
     "register",
+    "registered_before",
     "revoke",
     "revoke_join_token",
     "touch",
@@ -86,6 +87,20 @@ def register(
         now=now,
     )
     return wanted
+
+
+def registered_before(connection: Reading, name: str | None, token_hash: str) -> str | None:
+    """The client that registered with this token, if there is one.
+
+    Raises :class:`NameTaken`: it has another name than the one it asks for now.
+    """
+    known = by_token_hash(connection, token_hash)
+    if known is None or name in (None, known.client):
+        return known.client if known else None
+    raise NameTaken(
+        f"the client {known.client!r} registered with this token, it cannot be {name!r} too",
+        hint="Choose a new random token for another client.",
+    )
 
 
 def _next_name(connection: Reading) -> str:

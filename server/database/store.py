@@ -153,9 +153,14 @@ class Store:
         join_hash: str | None = None,
         actor: str | None = None,
     ) -> str:
-        """The new client's id, and one use of the join token counted; NameTaken, WrongToken."""
+        """The new client's id, and one use of the join token counted; NameTaken, WrongToken.
+
+        The client that has this token already, if there is one: its answer was lost and it asks again.
+        """
 
         def work(connection: Writing) -> str:
+            if known := accounts.registered_before(connection, name, token_hash):
+                return known
             if join_hash is not None:
                 accounts.use_join_token(connection, join_hash, now)
             return accounts.register(connection, name, token_hash, version, actor=actor, now=now)

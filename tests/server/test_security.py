@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from server.database.session import make_engine
-from server.security import Guard, KnownClient, admin_token, bearer, hash_token, viewer_password
+from server.errors import invalid
+from server.security import (
+    Guard,
+    KnownClient,
+    admin_token,
+    bearer,
+    hash_token,
+    new_token,
+    viewer_password,
+)
 from server.settings import Settings, unknown_variables
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
 from tests.server.live import ADMIN, JOIN, Live, live
@@ -139,6 +148,31 @@ def test_join_tokens_count_expire_and_are_revoked(at: Live) -> None:
     listed = at.admin.get("/join-tokens").json()
     assert {made["id"], other["id"]} <= {row["id"] for row in listed}
     assert not any("token" in row for row in listed)
+
+
+def test_a_registration_whose_answer_was_lost_is_repeated(at: Live) -> None:
+    join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
+    mine = {"token": new_token()}
+    first, again = (at.http(join).post("/clients", json=mine) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json() == {**first.json(), "client": "client-1", **mine}
+    assert at.http(mine["token"]).get("/work?wait=0").status_code == 204
+    assert [row["client"] for row in at.admin.get("/clients").json()] == ["client-1"]
+    other = at.http(join).post("/clients", json=mine | {"name": "anna"})
+    assert (other.status_code, other.json()["code"]) == (409, "name-taken")
+    assert "'client-1' registered with this token" in other.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"token": "easily-guessed"}, {"token": "easily-guessed" * 20}, {"token": "easily-guessed", "n": 1}],
+)
+def test_a_token_that_is_not_random_bits_is_refused_and_not_repeated(at: Live, body: dict[str, str]) -> None:
+    answer = at.http(JOIN).post("/clients", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.token")
+    assert "easily-guessed" not in answer.text
+    missing = invalid([{"loc": ("body", "name"), "msg": "Field required", "input": body}])
+    assert "easily-guessed" not in str(missing.as_json())
 
 
 def test_versions_are_compared_at_registration(at: Live) -> None:

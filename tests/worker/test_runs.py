@@ -240,6 +240,32 @@ def test_an_upload_that_broke_is_sent_again_without_training_again(at: Live, tmp
     assert [row["status"] for row in _rounds(at)] == ["completed", "completed"]
 
 
+class _DeafOnce(httpx.BaseTransport):
+    """The first registration is done, and its answer lost."""
+
+    def __init__(self) -> None:
+        self._inner = httpx.HTTPTransport()
+        self.lost = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        if request.method == "POST" and request.url.path.endswith("/clients") and not self.lost:
+            self.lost = True
+            response.close()
+            raise httpx.ReadError("connection reset", request=request)
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_registration_whose_answer_was_lost_is_repeated(at: Live, tmp_path: Path) -> None:
+    create(at, min_clients=1, rounds=1)
+    join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
+    assert worker(at, tmp_path, "site", transport=_DeafOnce(), join_token=join).join() == 0
+    assert [row["client"] for row in at.admin.get("/clients").json()] == ["site"]
+
+
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [

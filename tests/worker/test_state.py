@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from shared.problems import InvalidConfiguration
-from worker.state import StoredCredential, held, read_credential, write_atomically, write_credential
+from worker.state import (
+    StoredCredential,
+    held,
+    read_credential,
+    token_to_register,
+    write_atomically,
+    write_credential,
+)
 
 CREDENTIAL = StoredCredential(url="https://coordinator", client="north", token="t0ken")
 HOLD = """
@@ -97,3 +104,18 @@ def test_a_write_replaces_whole(tmp_path: Path) -> None:
     write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_until_the_answer_the_same_token_is_asked_for(tmp_path: Path) -> None:
+    with held(tmp_path / "state") as folder:
+        first = token_to_register(folder, "https://coordinator", None)
+        assert len(first) == 43
+        assert stat.S_IMODE((folder / "registration.json").stat().st_mode) == 0o600
+        assert token_to_register(folder, "https://coordinator", None) == first
+        other = token_to_register(folder, "https://coordinator", "north")
+        assert other != first, "another client"
+        assert token_to_register(folder, "https://elsewhere", "north") != other, "another coordinator"
+        (folder / "registration.json").write_text("{", encoding="utf-8")
+        assert len(token_to_register(folder, "https://coordinator", "north")) == 43
+        write_credential(folder, CREDENTIAL)
+        assert not (folder / "registration.json").exists()
