@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ from experiments.tables import BASE, methods, settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
     from experiments.evidence import Evidence
     from experiments.records import Curve, Round
@@ -32,6 +36,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+CROWD = 2
+"""So many methods share a plot; of more, each gets its own."""
 LINES = {BASE: "--", "sizes": "--", "uniform": ":"}
 
 
@@ -39,7 +45,12 @@ def draw(evidence: Evidence, folder: Path) -> list[str]:
     """Write the table's figures, as far as there are results; names of the SVG files."""
     for figure, setting, name in _plots(evidence):
         title = figure.title if setting is None else f"{figure.title}, {settings()[setting].title}"
-        save(folder, name, title, _painter(figure, evidence, setting))
+        ran = [] if setting is None else _methods_of(evidence, setting)
+        if figure.kind == "curves" and setting is not None and len(ran) > CROWD:
+            plots = {methods()[m].title: partial(_accuracies, evidence, setting, method=m) for m in ran}
+            _save_side_by_side(folder, name, title, plots)
+        else:
+            save(folder, name, title, _painter(figure, evidence, setting))
     return pictures(evidence)
 
 
@@ -56,17 +67,41 @@ def _plots(evidence: Evidence) -> Iterator[tuple[Figure, str | None, str]]:
 
 def save(folder: Path, name: str, title: str, paint: Callable[[Axes], None]) -> None:
     """Paint one plot and write it as ``name.svg`` and ``name.png``, without date or version inside."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with rc_context(STYLE):
-        canvas = Canvas(layout="constrained")
-        FigureCanvasAgg(canvas)
+    with _canvas(folder, name) as canvas:
         axes = canvas.add_subplot()
         axes.set_title(title, fontsize=10)
         paint(axes)
+
+
+def _save_side_by_side(
+    folder: Path, name: str, title: str, plots: Mapping[str, Callable[[Axes], None]]
+) -> None:
+    """Several plots with the same axes, two in a row, each with its name above."""
+    rows = math.ceil(len(plots) / 2)
+    with _canvas(folder, name, height=1.0 + 1.9 * rows) as canvas:
+        canvas.suptitle(title, fontsize=10)
+        places = canvas.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+        for axes, (above, paint) in zip(places.flat, plots.items(), strict=False):
+            axes.set_title(above, fontsize=9)
+            paint(axes)
+            axes.label_outer()
+        for axes in places.flat[len(plots) :]:
+            axes.remove()
+
+
+@contextmanager
+def _canvas(folder: Path, name: str, height: float | None = None) -> Iterator[Canvas]:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE):
+        canvas = Figure(layout="constrained")
+        if height is not None:
+            canvas.set_figheight(height)
+        FigureCanvasAgg(canvas)
+        yield canvas
         canvas.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
         canvas.savefig(folder / f"{name}.png", metadata={"Software": None})
 
@@ -87,36 +122,39 @@ def _painter(figure: Figure, evidence: Evidence, setting: str | None) -> Callabl
     if setting is None:
         return lambda axes: _levels(axes, figure, evidence)
     paint = {"curves": _accuracies, "variance": _variances, "heatmap": _heatmap, "categories": _categories}
-    return lambda axes: paint[figure.kind](axes, evidence, setting)
+    return partial(paint[figure.kind], evidence, setting)
 
 
 # ---------------------------------------------------------------- kinds
 
 
-def _accuracies(axes: Axes, evidence: Evidence, setting: str) -> None:
-    _by_round(axes, evidence, setting, lambda line: 100 * (line.accuracy or 0.0))
+def _accuracies(evidence: Evidence, setting: str, axes: Axes, method: str | None = None) -> None:
+    _by_round(axes, evidence, setting, lambda line: 100 * (line.accuracy or 0.0), method)
     axes.set_ylabel("test accuracy, %")
     if evidence.table.target_accuracy:
         axes.axhline(100 * evidence.table.target_accuracy, color="0.5", linewidth=0.8)
 
 
-def _variances(axes: Axes, evidence: Evidence, setting: str) -> None:
+def _variances(evidence: Evidence, setting: str, axes: Axes) -> None:
     _by_round(axes, evidence, setting, lambda line: statistics.client_variance(line.per_client or (0.0,)))
     axes.set_ylabel("variance over clients, points squared")
 
 
-def _by_round(axes: Axes, evidence: Evidence, setting: str, value: Callable[[Round], float]) -> None:
-    """The mean over seeds of each cell, as far as all of its seeds go."""
+def _by_round(
+    axes: Axes, evidence: Evidence, setting: str, value: Callable[[Round], float], only: str | None = None
+) -> None:
+    """The mean over seeds of each cell (of one method only), as far as all of its seeds go."""
     for cell, curves in _of(evidence, setting):
+        if only not in (None, cell.method):
+            continue
         length = min(len(curve.rounds) for curve in curves)
         mean = np.mean([[value(line) for line in curve.rounds[:length]] for curve in curves], axis=0)
         color = f"C{evidence.table.methods.index(cell.method)}"
         style = LINES.get(cell.weighting, "-")
-        axes.plot(
-            range(1, length + 1), mean, style, color=color, linewidth=1.1, label=_label(cell, len(curves))
-        )
+        label = _label(cell, len(curves)) if only is None else _seeds(cell.resolved, len(curves))
+        axes.plot(range(1, length + 1), mean, style, color=color, linewidth=1.1, label=label)
     axes.set_xlabel("round")
-    axes.legend(fontsize=6, ncol=2)
+    axes.legend(fontsize=6, ncol=2 if only is None else 1)
 
 
 def _levels(axes: Axes, figure: Figure, evidence: Evidence) -> None:
@@ -141,7 +179,7 @@ def _levels(axes: Axes, figure: Figure, evidence: Evidence) -> None:
     axes.legend(fontsize=7)
 
 
-def _heatmap(axes: Axes, evidence: Evidence, setting: str) -> None:
+def _heatmap(evidence: Evidence, setting: str, axes: Axes) -> None:
     """The gain of the first method that has one, in points."""
     grid = evidence.table.grid
     assert grid is not None
@@ -159,7 +197,7 @@ def _heatmap(axes: Axes, evidence: Evidence, setting: str) -> None:
     axes.figure.colorbar(picture, ax=axes, label="gain, points")
 
 
-def _categories(axes: Axes, evidence: Evidence, setting: str) -> None:
+def _categories(evidence: Evidence, setting: str, axes: Axes) -> None:
     """Accuracy of each category, mean of the last ten rounds and of the seeds, side by side."""
     found = _of(evidence, setting)
     width = 0.8 / len(found)
@@ -186,5 +224,14 @@ def _of(evidence: Evidence, setting: str) -> list[tuple[Cell, list[Curve]]]:
     ]
 
 
+def _methods_of(evidence: Evidence, setting: str) -> list[str]:
+    """Those with results, in the table's order."""
+    return list(dict.fromkeys(cell.method for cell, _ in _of(evidence, setting)))
+
+
 def _label(cell: Cell, seeds: int) -> str:
-    return f"{methods()[cell.method].title}, {cell.resolved} ({seeds} seed{'' if seeds == 1 else 's'})"
+    return _seeds(f"{methods()[cell.method].title}, {cell.resolved}", seeds)
+
+
+def _seeds(text: str, seeds: int) -> str:
+    return f"{text} ({seeds} seed{'' if seeds == 1 else 's'})"

@@ -115,6 +115,16 @@ def test_the_same_results_give_the_same_bytes(results: Path, tmp_path: Path) -> 
     assert ">test accuracy, %</text>" in (first / "small-curves-digits.svg").read_text(encoding="utf-8")
 
 
+def test_of_many_methods_each_has_its_own_plot(tmp_path: Path) -> None:
+    names = ["fedavg", "feddyn", "fedprox"]
+    given = table(methods=names)
+    write_curves(tmp_path, {(name, "base", 0): [0.4, 0.5, 0.6] for name in names}, given)
+    assert draw(gather(given, tmp_path), tmp_path) == ["small-curves-digits.svg"]
+    drawn = (tmp_path / "small-curves-digits.svg").read_text(encoding="utf-8")
+    for title in ("FedAvg", "FedDyn", "FedProx", "uniform (1 seed)"):
+        assert drawn.count(f">{title}</text>") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
