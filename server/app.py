@@ -127,6 +127,7 @@ def _as_page(request: Request, problem: Problem, answer: Response) -> Response |
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     here: Coordinator = app.state.coordinator
     await here.threads.run(_seed_join_tokens, here)
+    await here.threads.run(here.rounds.make_up_for_absence)
     async with AsyncExitStack() as stack:
         stack.callback(here.close)
         await stack.enter_async_context(_background(here))

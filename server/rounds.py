@@ -19,7 +19,13 @@ from server.blobs import BlobStore
 from server.database.store import Store
 from server.intact import Intact
 from server.lifecycle.effects import Aggregate, Record, Wake
-from server.lifecycle.events import AggregationFailed, AggregationFinished, Event, TimePassed
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    CoordinatorReturned,
+    Event,
+    TimePassed,
+)
 from server.settings import Settings
 from server.telemetry import Telemetry
 from server.threads import Threads
@@ -88,6 +94,15 @@ class Rounds:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.carry_out, run, decision)
         return decision
+
+    def make_up_for_absence(self) -> None:
+        """Before the first request is answered: the time without any coordinator counts for no deadline."""
+        last = self._store.last_sign_of_life()
+        if last is None:
+            return
+        absence = max(dt.timedelta(0), self._clock() - last)
+        for run in self._store.collecting():
+            self.commit(run, CoordinatorReturned(absence), actor=ACTOR)
 
     # ------------------------------------------------------------ on the event loop
 

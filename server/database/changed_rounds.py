@@ -55,6 +55,8 @@ def write_round(connection: Writing, change: Change, after: Round) -> None:
     named = {"of_run": change.run, "of_round": after.number, "of_attempt": after.attempt}
     if before.status is not after.status:
         connection.execute(_ROUND, named | _round_values(change, before, after))
+    elif before.deadline_at != after.deadline_at:
+        connection.execute(_ROUND, named | {"deadline_at": after.deadline_at})
     _write_participants(connection, change, before, after, named)
     if isinstance(change.facts, AggregationFacts) and before.status is RoundStatus.AGGREGATING:
         rows = [named | _ledger_values(entry) for entry in change.facts.ledger]

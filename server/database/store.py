@@ -295,6 +295,16 @@ class Store:
         with reading(self.engine) as connection:
             return upkeep.overdue(connection, now)
 
+    def collecting(self) -> list[str]:
+        """Runs whose round waits for updates."""
+        with reading(self.engine) as connection:
+            return upkeep.collecting(connection)
+
+    def last_sign_of_life(self) -> dt.datetime | None:
+        """When something last came in or happened here, at any coordinator; accurate to a few seconds."""
+        with reading(self.engine) as connection:
+            return upkeep.last_sign_of_life(connection)
+
     def aggregating(self) -> list[OpenAggregation]:
         """Rounds being aggregated, oldest first, with since when."""
         with reading(self.engine) as connection:

@@ -16,7 +16,16 @@ from server.database.tables import blobs, clients, enrolments, evaluations, even
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus, TensorSpec
 
-__all__ = ["aggregating", "aggregation_input", "blob_readable", "counts", "overdue", "referenced_blobs"]
+__all__ = [
+    "aggregating",
+    "aggregation_input",
+    "blob_readable",
+    "collecting",
+    "counts",
+    "last_sign_of_life",
+    "overdue",
+    "referenced_blobs",
+]
 
 Row = Any
 
@@ -29,6 +38,21 @@ def overdue(connection: Reading, now: dt.datetime) -> list[str]:
         .order_by(rounds.c.run)
     )
     return list(connection.select(statement).scalars())
+
+
+def collecting(connection: Reading) -> list[str]:
+    """Runs whose round waits for updates."""
+    statement = (
+        sa.select(rounds.c.run).where(rounds.c.status == RoundStatus.COLLECTING).order_by(rounds.c.run)
+    )
+    return list(connection.select(statement).scalars())
+
+
+def last_sign_of_life(connection: Reading) -> dt.datetime | None:
+    """When something last came in or happened, by any coordinator; None before the first event."""
+    columns = (events.c.at, clients.c.last_seen_at, participants.c.heartbeat_at)
+    found = [connection.select(sa.select(sa.func.max(column))).scalar_one() for column in columns]
+    return max((at for at in found if at is not None), default=None)
 
 
 def aggregating(connection: Reading) -> list[OpenAggregation]:

@@ -86,6 +86,9 @@ class Draft:
         self._check(ROUND_MOVES, self.round.status, status)
         self.run = replace(self.run, round=replace(self.round, status=status, reason=reason))
 
+    def move_deadline(self, deadline: dt.datetime) -> None:
+        self.run = replace(self.run, round=replace(self.round, deadline_at=deadline))
+
     def complete_round(self) -> None:
         self.move_round(RoundStatus.COMPLETED)
         self.run = replace(self.run, completed_rounds=self.round.number)

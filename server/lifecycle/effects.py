@@ -22,6 +22,7 @@ Kind = Literal[
     "run_completed",
     "round_waiting",  # too few trainers are ready to open it
     "round_opened",
+    "deadline_moved",  # the coordinator was away for a while
     "round_closed",  # nobody is waited for any more, enough updates came
     "round_completed",
     "round_abandoned",

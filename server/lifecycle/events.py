@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 
 from shared.schemas import Role
@@ -14,6 +15,7 @@ __all__ = [
     "ClientEnrolled",
     "ClientLeft",
     "ClientSeen",
+    "CoordinatorReturned",
     "DiscrepancyReceived",
     "Event",
     "FailureReported",
@@ -109,6 +111,13 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class CoordinatorReturned:
+    """Nobody could deliver for the time that no coordinator was there: it does not count."""
+
+    absence: dt.timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFinished:
     """The new model is in the blob store. ``excluded``: (client, reason) of updates left out of it.
 
@@ -142,6 +151,7 @@ Event = (
     | UpdateReceived
     | FailureReported
     | TimePassed
+    | CoordinatorReturned
     | AggregationFinished
     | AggregationFailed
 )

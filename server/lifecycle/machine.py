@@ -22,6 +22,7 @@ from server.lifecycle.events import (
     ClientEnrolled,
     ClientLeft,
     ClientSeen,
+    CoordinatorReturned,
     DiscrepancyReceived,
     Event,
     FailureReported,
@@ -39,6 +40,9 @@ from server.lifecycle.views import relative_sizes, waiting_for, waits_for_client
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
 __all__ = ["Decision", "decide", "relative_sizes", "waiting_for"]
+
+GRACE = dt.timedelta(minutes=1)
+"""What clients have to deliver after an absence; they try again every half of it (``worker.loop``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,18 @@ def _time_passed(draft: Draft, event: TimePassed) -> None:
     close_if_done(draft)
 
 
+def _coordinator_returned(draft: Draft, event: CoordinatorReturned) -> None:
+    current = draft.run.round
+    if current is None or current.status is not RoundStatus.COLLECTING:
+        return
+    to_come_back = draft.now + min(GRACE, draft.run.policy.deadline)
+    deadline = max(current.deadline_at + event.absence, to_come_back)
+    if deadline != current.deadline_at:
+        draft.move_deadline(deadline)
+        absence = round(event.absence.total_seconds(), 3)
+        draft.record_round("deadline_moved", absence_seconds=absence, deadline_at=deadline.isoformat())
+
+
 # -------------------------------------------------------------------- aggregation
 
 
@@ -191,6 +207,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     UpdateReceived: _update_received,
     FailureReported: _failure_reported,
     TimePassed: _time_passed,
+    CoordinatorReturned: _coordinator_returned,
     AggregationFinished: _aggregation_finished,
     AggregationFailed: _aggregation_failed,
 }

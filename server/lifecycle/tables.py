@@ -29,6 +29,7 @@ from server.lifecycle.events import (
     ClientEnrolled,
     ClientLeft,
     ClientSeen,
+    CoordinatorReturned,
     DiscrepancyReceived,
     Event,
     FailureReported,
@@ -74,6 +75,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     UpdateReceived: _AT_WORK,
     FailureReported: _AT_WORK,
     TimePassed: _ALWAYS,
+    CoordinatorReturned: _ALWAYS,  # moves a deadline, and no status
     AggregationFinished: _AT_WORK,
     AggregationFailed: _AT_WORK,
 }

@@ -17,6 +17,7 @@ from server.lifecycle.events import (
     ClientDeclined,
     ClientLeft,
     ClientSeen,
+    CoordinatorReturned,
     DiscrepancyReceived,
     Event,
     FailureReported,
@@ -131,6 +132,7 @@ POSSIBLE: list[tuple[Event, str]] = [
     (UpdateReceived("a", 1, 1), "RP"),
     (FailureReported("a", 1, 1, "x"), "RP"),
     (TimePassed(), "ERPCSF"),
+    (CoordinatorReturned(dt.timedelta(hours=1)), "ERPCSF"),
     (AggregationFinished(1, 1), "RP"),
     (AggregationFailed(1, 1, "x"), "RP"),
 ]

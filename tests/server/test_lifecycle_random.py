@@ -17,6 +17,7 @@ from server.lifecycle.events import (
     ClientEnrolled,
     ClientLeft,
     ClientSeen,
+    CoordinatorReturned,
     DiscrepancyReceived,
     Event,
     FailureReported,
@@ -145,6 +146,14 @@ class AnyOrder(RuleBasedStateMachine):
     def wait(self, minutes: int) -> None:
         self.now += dt.timedelta(minutes=minutes)
         self.give(TimePassed())
+
+    @rule(minutes=st.sampled_from([0, 1, 61]))
+    def be_away(self, minutes: int) -> None:
+        absence = dt.timedelta(minutes=minutes)
+        self.now += absence
+        self.give(CoordinatorReturned(absence))
+        if self.run.round is not None and self.run.round.status == "collecting":
+            assert self.run.round.deadline_at > self.now
 
     @rule(attempt=SHIFTS, excluded=st.sampled_from([(), ("a",), ("b", "c")]), weightless=st.booleans())
     def aggregate(self, attempt: int, excluded: tuple[str, ...], weightless: bool) -> None:

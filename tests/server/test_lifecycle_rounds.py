@@ -14,12 +14,13 @@ from server.lifecycle.events import (
     AggregationFinished,
     ClientLeft,
     ClientSeen,
+    CoordinatorReturned,
     DiscrepancyReceived,
     Event,
     ResumeRequested,
     TimePassed,
 )
-from server.lifecycle.machine import Decision, decide
+from server.lifecycle.machine import GRACE, Decision, decide
 from server.lifecycle.state import Run
 from shared.problems import (
     Conflict,
@@ -170,6 +171,43 @@ def test_at_the_deadline_the_quorum_is_enough() -> None:
     assert record(decision, "participant_timed_out").detail == {"attempt": 1, "was": "training"}
     assert decision.effects[-1] == Aggregate(1, 1)
     assert decide(decision.run, TimePassed(), NOW + 9 * HOUR) == Decision(decision.run, ())
+
+
+@pytest.mark.parametrize(
+    ("returned", "absence", "deadline"),
+    [
+        (HOUR / 2, HOUR / 4, HOUR * 5 / 4),  # by as long as it was away
+        (HOUR * 3, HOUR * 2.5, HOUR * 3.5),  # also if it was over in between
+        (HOUR, dt.timedelta(0), HOUR + GRACE),  # and never before clients could come back
+    ],
+)
+def test_the_time_without_a_coordinator_does_not_count(
+    returned: dt.timedelta, absence: dt.timedelta, deadline: dt.timedelta
+) -> None:
+    run = play(collecting("ab"), uploaded("a")).run
+    decision = decide(run, CoordinatorReturned(absence), NOW + returned)
+    assert current_round(decision.run).deadline_at == NOW + deadline
+    assert kinds(decision) == ["deadline_moved"]
+    assert record(decision, "deadline_moved").detail == {
+        "attempt": 1,
+        "absence_seconds": absence.total_seconds(),
+        "deadline_at": (NOW + deadline).isoformat(),
+    }
+    assert decide(decision.run, TimePassed(), NOW + deadline - dt.timedelta(seconds=1)).effects == ()
+    assert attempt_of(play(decision.run, uploaded("b")).run) == (1, 1, "aggregating")
+
+
+def test_a_return_without_absence_or_without_an_open_round_changes_nothing() -> None:
+    for run in (collecting("ab"), aggregating("ab"), enrolled("ab"), stopped(collecting("ab"))):
+        assert decide(run, CoordinatorReturned(dt.timedelta(0)), NOW) == Decision(run, ())
+    for run in (aggregating("ab"), enrolled("ab"), stopped(collecting("ab"))):
+        assert decide(run, CoordinatorReturned(HOUR), NOW + HOUR) == Decision(run, ())
+
+
+def test_a_short_deadline_gives_no_longer_grace() -> None:
+    run = collecting("ab", deadline=dt.timedelta(seconds=5))
+    moved = decide(run, CoordinatorReturned(dt.timedelta(0)), NOW + HOUR).run
+    assert current_round(moved).deadline_at == NOW + HOUR + dt.timedelta(seconds=5)
 
 
 def test_who_is_away_is_not_invited() -> None:

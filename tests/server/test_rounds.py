@@ -16,7 +16,7 @@ from server.database.facts import UpdateFacts
 from server.database.migrations import upgrade
 from server.lifecycle.events import UpdateReceived
 from server.rounds import ORPHANED_AFTER
-from tests.server.live import Live, enrolled, file_of, live, process, sha256
+from tests.server.live import Live, Site, enrolled, file_of, live, process, sha256
 
 MEAN = sha256(file_of(2.0))  # of 1 and 3, equally weighted
 
@@ -99,6 +99,24 @@ def test_a_round_that_cannot_be_aggregated_is_drawn_anew_then_the_run_pauses(
         assert "the aggregation failed" in at.run()["reason"]
         reply = httpx.get(f"{at.url}/metrics").text
         assert "feddisco_aggregation_failures_total 2.0" in reply
+
+
+def test_a_deadline_over_which_no_coordinator_was_there(database_url: str, tmp_path: Path) -> None:
+    """The host was down for two hours of a round of one: the update trained meanwhile still counts."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"}, round_deadline_seconds=3600)
+        anna, ben = enrolled(at, (10, 10))
+        assert anna.upload("demo", 1, file_of(1.0)).status_code == 200
+        token = ben.http.headers["Authorization"].removeprefix("Bearer ")
+    away = dt.timedelta(hours=2)
+    with live(database_url, tmp_path / "data", lambda: utc_now() + away) as at:
+        time.sleep(1.2)  # more than one look at the deadlines
+        assert at.run()["current_round"]["status"] == "collecting"
+        (moved,) = [event for event in at.events() if event["kind"] == "deadline_moved"]
+        assert 7200 <= moved["detail"]["absence_seconds"] < 7300
+        assert Site(at.http(token), "ben").upload("demo", 1, file_of(3.0)).status_code == 200
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        assert at.run()["model"] == MEAN, "what it would have been"
 
 
 def test_two_coordinators_aggregate_once(database_url: str, tmp_path: Path) -> None:
