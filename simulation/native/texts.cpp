@@ -41,26 +41,26 @@ struct Rows {
     }
 };
 
-// COUNT neighbouring windows, the first of them number `first`, of VECTORS registers of outputs.
-template <int VECTORS, int COUNT>
+// COUNT neighbouring windows, the first of them number `first`, of HELD registers of outputs.
+template <int HELD, int COUNT>
 void windows(const Texts &s, const float *rows, const float *weights, const float *bias, int first, float *best,
              int32_t *where) {
     const int terms = s.terms(), step = s.dimensions, filled = s.filled();
-    Vector sums[COUNT][VECTORS];
+    Vector sums[COUNT][HELD];
     for (int w = 0; w < COUNT; w++)
-        for (int v = 0; v < VECTORS; v++) sums[w][v] = load(bias + v * WIDTH);
+        for (int v = 0; v < HELD; v++) sums[w][v] = load(bias + v * WIDTH);
     for (int k = 0; k < terms; k++, weights += filled) {
-        Vector kernels[VECTORS];
-        for (int v = 0; v < VECTORS; v++) kernels[v] = load(weights + v * WIDTH);
+        Vector kernels[HELD];
+        for (int v = 0; v < HELD; v++) kernels[v] = load(weights + v * WIDTH);
         for (int w = 0; w < COUNT; w++) {
             const Vector x = all(rows[w * step + k]);
-            for (int v = 0; v < VECTORS; v++) sums[w][v] += kernels[v] * x;
+            for (int v = 0; v < HELD; v++) sums[w][v] += kernels[v] * x;
         }
     }
     for (int w = 0; w < COUNT; w++) {
-        float now[VECTORS * WIDTH];
-        for (int v = 0; v < VECTORS; v++) store(now + v * WIDTH, sums[w][v]);
-        for (int l = 0; l < VECTORS * WIDTH; l++) {
+        float now[HELD * WIDTH];
+        for (int v = 0; v < HELD; v++) store(now + v * WIDTH, sums[w][v]);
+        for (int l = 0; l < HELD * WIDTH; l++) {
             const bool larger = now[l] > best[l] || now[l] != now[l];  // what is no number stays none
             best[l] = larger ? now[l] : best[l];
             where[l] = larger ? first + w : where[l];
