@@ -49,7 +49,8 @@ def progress(evidence: Evidence) -> str:
     """How much was run, and in how many comparisons Disco is ahead, in a sentence or two."""
     there, asked = evidence.rounds()
     if not there:
-        return "no round of it."
+        reasons = dict.fromkeys(settings()[setting].unrun for setting in evidence.table.settings)
+        return f"no round of it, {', '.join(reasons)}."
     signs = evidence.signs()
     ran = f"{there} of {asked} rounds were run"
     return f"{ran}; Disco is ahead in {sum(signs)} of {len(signs)} comparisons." if signs else f"{ran}."
@@ -76,7 +77,7 @@ def _setting(evidence: Evidence, setting: str) -> list[str]:
         lines = [_row(evidence, cell) for cell in ran]
         shown = [*table_rows(_header(evidence.table), lines), ""] if ran else []
         missing = [cell for cell in rows if cell not in ran]
-        return [*shown, *_gains(evidence, setting), *_not_run(evidence.table, missing)]
+        return [*shown, *_gains(evidence, setting), *_not_run(evidence.table, setting, missing)]
     parts: list[str] = []
     for method in evidence.table.methods:
         parts += [
@@ -97,7 +98,7 @@ def _header(table: Table) -> list[str]:
     return [*header, "seeds", "rounds"]
 
 
-def _not_run(table: Table, missing: Sequence[Cell]) -> list[str]:
+def _not_run(table: Table, setting: str, missing: Sequence[Cell]) -> list[str]:
     """What is still to be run, folded: long tables are read for what there is."""
     if not missing:
         return []
@@ -105,7 +106,8 @@ def _not_run(table: Table, missing: Sequence[Cell]) -> list[str]:
         [methods()[cell.method].title, _weighting(cell), _published(_published_figure(table, cell))]
         for cell in missing
     ]
-    title = f"Not yet run: {len(missing)} of them, with the published figures"
+    reason = settings()[setting].unrun
+    title = f"Not yet run, {reason}: {len(missing)} of them, with the published figures"
     rows = table_rows(["method", "weighting", "published"], lines)
     return ["<details>", f"<summary>{title}</summary>", "", *rows, "", "</details>"]
 

@@ -214,8 +214,12 @@ def _entry(table: Table, results: Path) -> Entry:
 
 
 def _reason(table: Table, results: Path) -> str:
-    """Why a table has settings without any result."""
-    empty = [name for name in table.settings if not any((results / name).glob("*.jsonl"))]
+    """Why a table has settings without any result, where others have some."""
+    empty = [settings()[name] for name in table.settings if not any((results / name).glob("*.jsonl"))]
     if not empty or len(empty) == len(table.settings):
         return ""
-    return f" Not yet run: {', '.join(settings()[name].title for name in empty)}."
+    by_reason: dict[str, list[str]] = {}
+    for setting in empty:
+        by_reason.setdefault(setting.unrun, []).append(setting.title)
+    parts = [f"{'; '.join(titles)} ({reason})" for reason, titles in by_reason.items()]
+    return f" Not yet run: {'; '.join(parts)}."

@@ -45,6 +45,7 @@ class Setting(Frozen):
     title: str
     config: dict[str, Any]
     disco: dict[str, Any] = Field(default_factory=dict, description="what Disco is told here, as its target")
+    unrun: str = Field("for want of time", description="why it was not run here, if it was not")
 
 
 class Method(Frozen):

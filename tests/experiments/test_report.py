@@ -56,7 +56,7 @@ def test_what_was_not_run_is_folded_away(results: Path) -> None:
     page = table_page(gather(table(), results), [])
     shown, folded = page.split("<details>")
     assert "FedDyn" not in shown
-    assert "<summary>Not yet run: 2 of them, with the published figures</summary>" in folded
+    assert "<summary>Not yet run, for want of time: 2 of them, with the published figures</summary>" in folded
     assert line(folded, "| FedDyn") == ["FedDyn", "uniform (base)", ""]
     assert "Partly: 8 of 24 rounds were run; Disco is ahead in 1 of 1 comparisons." in page
 
@@ -80,7 +80,7 @@ def test_the_state_of_a_table(tmp_path: Path, disco: list[float] | None, state: 
 
 def test_a_table_without_results_is_not_yet_run(tmp_path: Path) -> None:
     evidence = gather(table(), tmp_path)
-    assert (evidence.state(), progress(evidence)) == ("not yet run", "no round of it.")
+    assert (evidence.state(), progress(evidence)) == ("not yet run", "no round of it, for want of time.")
     assert draw(evidence, tmp_path) == []
 
 

@@ -94,7 +94,9 @@ class TestEngine:
         import ray
 
         on_a_node = ray.remote(located)
-        with pytest.raises(InvalidConfiguration, match=f"the node .* has (no|neither) {tmp_path}/cifar10.zip"):
+        with pytest.raises(
+            InvalidConfiguration, match=f"the node .* has (no|neither) {tmp_path}/cifar10.zip"
+        ):
             ray.get(on_a_node.remote(tmp_path / "cifar10.zip"))
 
     def test_a_killed_process_costs_only_its_client(self, tmp_path: Path, cluster: str) -> None:
