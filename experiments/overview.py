@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.evidence import Evidence, Gain
 from experiments.figures import pictures
 from experiments.report import gain_numbers, table_rows
-from experiments.tables import Table, methods, settings
+from experiments.tables import BASE, Table, methods, settings
 
 __all__ = ["Entry", "overview"]
 
@@ -50,16 +50,29 @@ def _measured(evidence: Sequence[Evidence]) -> list[str]:
     return [title, "", explained, "", *table_rows(header, rows), ""]
 
 
-def _comparisons(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
-    """Each pair of cells once, though several tables may have it."""
-    seen = set()
+def _comparisons(evidence: Sequence[Evidence]) -> list[tuple[Table, Gain]]:
+    """Each method in each setting once, though several tables may have it: where the paper has a figure."""
+    found: dict[tuple[str, str], tuple[Table, Gain]] = {}
+    for table, gain in _against_base(evidence):
+        place = gain.cell.setting, gain.cell.method
+        if place not in found or (found[place][1].published is None and gain.published is not None):
+            found[place] = (table, gain)
+    orders = list(settings()), list(methods())
+    return [found[place] for place in sorted(found, key=lambda place: _order(place, orders))]
+
+
+def _order(place: tuple[str, str], orders: tuple[list[str], list[str]]) -> tuple[int, int]:
+    return orders[0].index(place[0]), orders[1].index(place[1])
+
+
+def _against_base(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
+    """Disco against what the method has without it, where accuracy or loss is compared."""
     for each in evidence:
         if each.table.measure not in ("last_ten", "loss"):
             continue
         for gain in each.gains():
-            place = gain.cell.setting, gain.cell.method
-            if gain.cell.weighting == "disco" and place not in seen:
-                seen.add(place)
+            first = each.table.weightings_of(gain.cell.method)[0]
+            if (first, gain.cell.weighting) == (BASE, "disco"):
                 yield each.table, gain
 
 

@@ -167,8 +167,9 @@ def test_the_overview_names_every_table_with_its_state() -> None:
 
 def test_the_overview_shows_each_comparison_once_with_its_picture(results: Path) -> None:
     evidence = gather(table(), results)
-    again = gather(table(name="again", title="Again", figures=[]), results)
-    page = overview([Entry(each.table, "partly", "", each) for each in (evidence, again)])
+    unpublished = gather(table(name="again", title="Again", figures=[], published={}), results)
+    otherwise = gather(table(name="other", weightings=["sizes", "disco"], published={}, figures=[]), results)
+    page = overview([Entry(e.table, "partly", "", e) for e in (otherwise, unpublished, evidence)])
     # seed 0, two rounds, as in the table's own page
     assert line(page, "| [Digits]") == [
         "[Digits](results/small.md)", "FedAvg", "2", "1", "45.00", "55.00", "+10.00", "+7.32",
