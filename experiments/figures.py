@@ -54,9 +54,9 @@ def draw(evidence: Evidence, folder: Path) -> list[str]:
     return pictures(evidence)
 
 
-def pictures(evidence: Evidence) -> list[str]:
-    """The names of the SVG files that :func:`draw` writes."""
-    return [f"{name}.svg" for _, _, name in _plots(evidence)]
+def pictures(evidence: Evidence, kind: str | None = None) -> list[str]:
+    """The names of the SVG files that :func:`draw` writes; those of one kind of figure only."""
+    return [f"{name}.svg" for figure, _, name in _plots(evidence) if kind in (None, figure.kind)]
 
 
 def _plots(evidence: Evidence) -> Iterator[tuple[Figure, str | None, str]]:

@@ -57,12 +57,8 @@ def _comparisons(evidence: Sequence[Evidence]) -> list[tuple[Table, Gain]]:
         place = gain.cell.setting, gain.cell.method
         if place not in found or (found[place][1].published is None and gain.published is not None):
             found[place] = (table, gain)
-    orders = list(settings()), list(methods())
-    return [found[place] for place in sorted(found, key=lambda place: _order(place, orders))]
-
-
-def _order(place: tuple[str, str], orders: tuple[list[str], list[str]]) -> tuple[int, int]:
-    return orders[0].index(place[0]), orders[1].index(place[1])
+    places = [(setting, method) for setting in settings() for method in methods()]
+    return [found[place] for place in places if place in found]
 
 
 def _against_base(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
@@ -87,7 +83,6 @@ def _pictures(evidence: Sequence[Evidence]) -> list[str]:
     """Of each table that has results, its curves."""
     parts = []
     for each in evidence:
-        for name in pictures(each):
-            if name.startswith(f"{each.table.name}-curves"):
-                parts += [f"![{each.table.title}: {name}](results/{name})", ""]
+        for name in pictures(each, "curves"):
+            parts += [f"![{each.table.title}: {name}](results/{name})", ""]
     return parts

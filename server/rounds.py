@@ -97,11 +97,12 @@ class Rounds:
 
     def make_up_for_absence(self) -> None:
         """Before the first request is answered: the time without any coordinator counts for no deadline."""
-        last = self._store.last_sign_of_life()
+        runs = self._store.collecting()
+        last = self._store.last_sign_of_life() if runs else None  # reads the whole log
         if last is None:
             return
         absence = max(dt.timedelta(0), self._clock() - last)
-        for run in self._store.collecting():
+        for run in runs:
             self.commit(run, CoordinatorReturned(absence), actor=ACTOR)
 
     # ------------------------------------------------------------ on the event loop

@@ -30,22 +30,17 @@ __all__ = [
 Row = Any
 
 
+_COLLECTING = sa.select(rounds.c.run).where(rounds.c.status == RoundStatus.COLLECTING).order_by(rounds.c.run)
+
+
 def overdue(connection: Reading, now: dt.datetime) -> list[str]:
     """Runs whose collecting round is past its deadline."""
-    statement = (
-        sa.select(rounds.c.run)
-        .where(rounds.c.status == RoundStatus.COLLECTING, rounds.c.deadline_at <= now)
-        .order_by(rounds.c.run)
-    )
-    return list(connection.select(statement).scalars())
+    return list(connection.select(_COLLECTING.where(rounds.c.deadline_at <= now)).scalars())
 
 
 def collecting(connection: Reading) -> list[str]:
     """Runs whose round waits for updates."""
-    statement = (
-        sa.select(rounds.c.run).where(rounds.c.status == RoundStatus.COLLECTING).order_by(rounds.c.run)
-    )
-    return list(connection.select(statement).scalars())
+    return list(connection.select(_COLLECTING).scalars())
 
 
 def last_sign_of_life(connection: Reading) -> dt.datetime | None:
