@@ -36,15 +36,15 @@ import torch
 from torch import Tensor, nn
 
 from shared import wire
-from shared.batches import batches
 from shared.config import RunConfig
 from shared.data import Examples
+from shared.data.tokens import VOCABULARY
 from shared.seeds import derive, torch_generator
 from shared.tasks.ag_news import AGNews
 from shared.tasks.base import Split
 from shared.tasks.cifar10 import CIFAR10
-from shared.tensors import load_into, state_of
-from shared.text import VOCABULARY
+from shared.training.batches import batches
+from shared.wire.tensors import load_into, state_of
 from simulation.engines import Engine, InProcess, Processes
 from simulation.federation import Federation
 from simulation.grouped import Grouped

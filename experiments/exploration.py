@@ -22,8 +22,8 @@ from experiments.tables import Table
 from shared import wire
 from shared.config import RunConfig
 from shared.discrepancy import discrepancy
-from shared.evaluation import evaluate
-from shared.tensors import load_into, state_of
+from shared.training.evaluation import evaluate
+from shared.wire.tensors import load_into, state_of
 from simulation.jobs import Job, Workshop
 from simulation.results import Results, header
 

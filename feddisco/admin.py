@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from shared.config import RunConfig
-from shared.digests import format_content_digest
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
     ClientView,
@@ -28,6 +27,7 @@ from shared.schemas import (
     RunView,
     StopRequest,
 )
+from shared.wire.digests import format_content_digest
 from worker.client import Coordinator, UnexpectedAnswer, trust
 from worker.diagnose import diagnose
 
@@ -144,7 +144,7 @@ def run_request(client: Admin, config: RunConfig, weights: Path | None = None) -
     if weights is None and config.task in available():
         return RunRequest(config=config)
     from shared import wire
-    from shared.tensors import load_into, manifest_of, state_of
+    from shared.wire.tensors import load_into, manifest_of, state_of
 
     task = task_of(config)
     model = task.build_model(config.model, config.seed)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from server.aggregating import close_stored
 from server.blobs import BlobStore
 from server.database.facts import AggregationInput, Update
 from server.database.session import make_engine
 from server.database.store import Store
+from server.runs.aggregation import close_stored
 from server.settings import Settings
 from shared.problems import IllegalTransition, NotFound
 from shared.schemas import RoundStatus

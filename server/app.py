@@ -10,25 +10,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 
-from server import errors
 from server.api import api_routers, operations
 from server.api.documents import REFUSALS
 from server.blobs import BlobStore
+from server.blobs.integrity import BlobIntegrity
 from server.coordinator import Coordinator, Reader
 from server.database.session import make_engine
 from server.database.store import Store
-from server.intact import Intact
-from server.middleware import BodyLimit, SecurityHeaders
+from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
-from server.rounds import ACTOR, Rounds
-from server.security import Guard, KnownClient, admin_token, hash_token
+from server.runs.presence import Presence
+from server.runs.runner import ACTOR, Rounds
 from server.settings import Settings
-from server.telemetry import Telemetry
 from server.threads import Threads
-from server.touches import Touches
 from server.version import VERSION
-from server.wake import Hub
+from server.wakeups.hub import Hub
+from server.web import errors
+from server.web.middleware import BodyLimit, SecurityHeaders
+from server.web.security import Guard, KnownClient, admin_token, hash_token
 from shared.problems import Problem
 
 __all__ = ["create_app", "make_coordinator", "utc_now"]
@@ -49,12 +49,12 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
     """The parts, not started yet. The database must be at the current schema."""
     store = Store(make_engine(settings.database))
     blobs = BlobStore(settings.data_folder / "blobs")
-    hub, telemetry, intact = Hub(), Telemetry(), Intact()
+    hub, telemetry, integrity = Hub(), Telemetry(), BlobIntegrity()
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
     rounds = Rounds(
         store=store,
         blobs=blobs,
-        intact=intact,
+        integrity=integrity,
         hub=hub,
         threads=threads,
         telemetry=telemetry,
@@ -79,8 +79,8 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         guard=Guard(admin=admin_token(settings), viewer=viewer, find=find),
         telemetry=telemetry,
         rounds=rounds,
-        intact=intact,
-        touches=Touches(store.engine, threads, clock),
+        integrity=integrity,
+        presence=Presence(store.engine, threads, clock),
     )
 
 
@@ -138,9 +138,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _background(here: Coordinator) -> AsyncIterator[None]:
     """Tasks that live as long as the application; cancelled at its end."""
-    tasks = [asyncio.create_task(here.rounds.run()), asyncio.create_task(here.touches.run())]
+    tasks = [asyncio.create_task(here.rounds.run()), asyncio.create_task(here.presence.run())]
     if here.settings.on_postgres:
-        from server.relay import PostgresRelay
+        from server.wakeups.postgres import PostgresRelay
 
         relay = PostgresRelay(here.settings.database, here.hub)
         here.hub.relay = relay

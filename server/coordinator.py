@@ -13,20 +13,21 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from server.blobs import BlobStore
+from server.blobs.cache import BlobCache
+from server.blobs.integrity import BlobIntegrity
 from server.database.facts import Facts
 from server.database.store import Store
-from server.expected import Expected, expected_of
-from server.intact import Intact
 from server.lifecycle.events import Event
 from server.lifecycle.machine import Decision
-from server.recent import RecentBlobs, Told
-from server.rounds import Rounds
-from server.security import Guard, bearer
+from server.monitoring.metrics import Telemetry
+from server.runs.layout import Expected, expected_of
+from server.runs.presence import Presence
+from server.runs.runner import Rounds
 from server.settings import Settings
-from server.telemetry import Telemetry
 from server.threads import Threads
-from server.touches import Touches
-from server.wake import Hub
+from server.wakeups.hub import Hub
+from server.web.grants import DownloadGrants
+from server.web.security import Guard, bearer
 
 __all__ = ["Admin", "Client", "ClientOrAdmin", "Coordinator", "Here", "Reader", "here"]
 
@@ -47,10 +48,10 @@ class Coordinator:
     guard: Guard
     telemetry: Telemetry
     rounds: Rounds
-    intact: Intact
-    touches: Touches
-    told: Told = field(default_factory=Told)
-    recent_blobs: RecentBlobs = field(default_factory=RecentBlobs)
+    integrity: BlobIntegrity
+    presence: Presence
+    grants: DownloadGrants = field(default_factory=DownloadGrants)
+    blob_cache: BlobCache = field(default_factory=BlobCache)
     _expected: OrderedDict[str, Expected] = field(default_factory=OrderedDict)
 
     async def commit(self, run: str, event: Event, *, actor: str, facts: Facts | None = None) -> Decision:
@@ -80,7 +81,7 @@ class Coordinator:
         self.hub.close()
         self.rounds.close()
         self.threads.close()  # also what a cancelled task had begun there: it uses the database
-        self.touches.flush()
+        self.presence.flush()
         self.store.engine.dispose()
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from server.logs import logging_config
+from server.monitoring.logs import logging_config
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
 if TYPE_CHECKING:
-    from server.wake import Hub
+    from server.wakeups.hub import Hub
 
 __all__ = ["Server", "migrate", "options", "serve"]
 

@@ -23,14 +23,14 @@ from server.lifecycle.events import (
 from server.lifecycle.machine import decide, relative_sizes
 from server.lifecycle.state import Policy, Run
 from shared import wire
+from shared.aggregation.round_end import Arrived, Closed, Start, close_round
 from shared.algorithms.base import UpdateInfo
-from shared.closing import Arrived, Closed, Start, close_round
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
-from shared.tensors import state_of
 from shared.weighting import Contribution
+from shared.wire.tensors import state_of
 from simulation.jobs import Done, Job
 
 if TYPE_CHECKING:

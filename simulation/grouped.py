@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, LocalRound
-from shared.batches import batches, planned_steps
 from shared.data import Examples
-from shared.local_round import Diverged, LocalResult, local_result, local_round
 from shared.problems import InvalidConfiguration
 from shared.reproducible import reproducible
 from shared.seeds import derive, torch_generator
-from shared.sgd import fused_step
 from shared.tasks.base import Task
+from shared.training.batches import batches, planned_steps
+from shared.training.local_round import Diverged, LocalResult, local_result, local_round
+from shared.training.sgd import fused_step
 from simulation.jobs import Done, Job, Workshop
 from simulation.stacked import ENGINE_HINT, Rows, StackedModel
 

@@ -13,12 +13,12 @@ import torch
 from shared import wire
 from shared.algorithms import load_algorithm
 from shared.config import RunConfig
-from shared.partition import common_test, deal_examples
+from shared.data.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.tasks import task_of
-from shared.tensors import manifest_of
 from shared.training import LOCAL_BUFFERS, train
+from shared.wire.tensors import manifest_of
 
 if TYPE_CHECKING:
     from torch import nn

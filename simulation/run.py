@@ -21,10 +21,10 @@ from shared import wire
 from shared.config import RunConfig
 from shared.data import Examples
 from shared.device import choose
-from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
-from shared.tensors import load_into
+from shared.training.evaluation import evaluate
+from shared.wire.tensors import load_into
 from simulation.engines import EngineName, InProcess, OpenEngine, Processes
 from simulation.federation import Federation, RoundOutcome
 from simulation.grouped import Grouped

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import torch
 
 from server.database.session import make_engine
-from tests.databases import NoPostgres, Postgres, own_cluster, sqlite_template
+from tests.helpers.databases import NoPostgres, Postgres, own_cluster, sqlite_template
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,7 +18,6 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shared import problems
-from shared.digests import format_content_digest
 from shared.schemas import (
     Assignment,
     Credential,
@@ -36,6 +35,7 @@ from shared.schemas import (
     RunView,
     UpdateReport,
 )
+from shared.wire.digests import format_content_digest
 
 __all__ = ["Coordinator", "UnexpectedAnswer", "trust"]
 

@@ -24,8 +24,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from shared import wire
 from shared.config import Slug
-from shared.digests import digest_of
 from shared.schemas import Body, Digest, Train, UpdateReport
+from shared.wire.digests import digest_of
 from worker.state import set_aside, write_atomically
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worker.client import Coordinator
     from worker.journal import Journal
     from worker.progress import Reporter
-    from worker.rounds import RoundWork
+    from worker.round_work import RoundWork
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 

@@ -109,7 +109,7 @@ def _worker(
     """Only here PyTorch is imported: a wrong address or join code is told without waiting for it."""
     from shared.device import choose, use_threads
     from worker.journal import Journal
-    from worker.rounds import RoundWork
+    from worker.round_work import RoundWork
     from worker.site import Site
 
     use_threads(settings.threads)

@@ -12,11 +12,11 @@ import torch
 
 from shared.algorithms import load_algorithm
 from shared.config import AlgorithmChoice, Partition
-from shared.partition import common_test, deal_examples
+from shared.data.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
 from shared.tasks import load_task
-from shared.tensors import manifest_of
+from shared.wire.tensors import manifest_of
 from worker.faults import local_faults
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.api.documents import DigestInPath
-from server.api.ranges import wanted_range
 from server.api.updates import BODY, announced_digest, received
 from server.blobs import Incoming
+from server.blobs.cache import BLOB_BYTES
 from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
-from server.recent import BLOB_BYTES
-from shared.digests import format_content_digest
+from server.web.ranges import wanted_range
 from shared.problems import DigestMismatch, Forbidden
+from shared.wire.digests import format_content_digest
 
 router = APIRouter(tags=["blobs"])
 
@@ -67,13 +67,13 @@ def _about(digest: str, start: int, stop: int, size: int, status: int) -> dict[s
 
 async def _found(here: Coordinator, digest: str, client: str | None) -> tuple[bytes | BinaryIO, int]:
     """A small blob's bytes, or a large one's file to be closed by the caller; and its size."""
-    told = client is None or here.told.holds(client, digest)
-    blob = here.recent_blobs.get(digest) if told else None
+    granted = client is None or here.grants.covers(client, digest)
+    blob = here.blob_cache.get(digest) if granted else None
     if blob is not None:
         return blob, len(blob)
-    found, size = await here.threads.run(_open, here, digest, None if told else client)
+    found, size = await here.threads.run(_open, here, digest, None if granted else client)
     if isinstance(found, bytes):
-        here.recent_blobs.keep(digest, found)
+        here.blob_cache.keep(digest, found)
     return found, size
 
 

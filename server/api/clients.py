@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Request
 
 from server.api.documents import ClientId
 from server.coordinator import Admin, Here
-from server.security import bearer, hash_token, new_token
 from server.version import VERSION
+from server.web.security import bearer, hash_token, new_token
 from shared.problems import IncompatibleVersion
 from shared.schemas import (
     PROTOCOL,

@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from server.api.documents import RunId
 from server.coordinator import Client, Here
 from server.database.facts import DiscrepancyFacts, EnrolmentFacts
-from server.expected import Expected
 from server.lifecycle.events import ClientDeclined, ClientEnrolled, ClientLeft, DiscrepancyReceived
 from server.lifecycle.machine import Decision
+from server.runs.layout import Expected
 from shared.problems import ClassContractMismatch, Conflict
 from shared.schemas import DeclineRequest, DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest
 

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from server.api.reference import page
 from server.coordinator import Coordinator, Here, Reader
 from server.database.migrations import check_current
-from server.telemetry import CONTENT_TYPE
+from server.monitoring.metrics import CONTENT_TYPE
 from server.version import VERSION
 from shared.problems import Problem
 from shared.schemas import Health

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Response
 
 from server.api.documents import Number, RunId, as_json
 from server.coordinator import Admin, Coordinator, Here, Reader
-from server.initial import Initial, initial
 from server.lifecycle.events import Event, PauseRequested, ResumeRequested, StartRequested, StopRequested
+from server.runs.initial import Initial, initial
 from shared.problems import NameTaken, NotFound
 from shared.schemas import EvaluationView, RoundView, RunRequest, RunSummary, RunView, StopRequest
 

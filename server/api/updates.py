@@ -14,10 +14,9 @@ from server.api.documents import Number, RunId, as_json
 from server.blobs import Incoming
 from server.coordinator import Client, Coordinator, Here
 from server.database.facts import UpdateFacts
-from server.expected import Expected
 from server.lifecycle.events import UpdateReceived
 from server.lifecycle.machine import decide
-from shared.digests import parse_content_digest
+from server.runs.layout import Expected
 from shared.problems import (
     Conflict,
     InvalidRequest,
@@ -28,7 +27,8 @@ from shared.problems import (
     UpdateRefused,
 )
 from shared.schemas import Receipt, UpdateReport
-from shared.validation import validate
+from shared.wire.digests import parse_content_digest
+from shared.wire.validation import validate
 
 router = APIRouter(tags=["updates"])
 
@@ -99,7 +99,7 @@ async def _recorded(here: Coordinator, run: str, n: int, client: str) -> AsyncIt
             kind = "update_refused" if isinstance(problem, Conflict) else "update_invalid"
             detail = {"code": problem.code, "detail": problem.detail}
             await here.record(kind, run=run, actor=client, detail=detail, round=n, client=client)
-            here.touches.forget(client)
+            here.presence.forget(client)
         raise
 
 
@@ -194,7 +194,7 @@ def _accept(here: Coordinator, offer: _Offer, incoming: Incoming) -> Receipt:
         here.blobs.keep(incoming)
     finally:
         here.blobs.discard(incoming)
-    here.intact.remember(here.blobs.path(incoming.digest), incoming.digest)
+    here.integrity.remember(here.blobs.path(incoming.digest), incoming.digest)
     facts = UpdateFacts(
         digest=incoming.digest,
         bytes=incoming.bytes,

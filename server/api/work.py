@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from server.api.documents import as_json
 from server.coordinator import Client, Coordinator, Here
 from server.lifecycle.events import AssignmentTaken, ClientSeen
-from server.wake import Waiter
+from server.wakeups.hub import Waiter
 from shared.problems import Conflict
 from shared.schemas import Assignment, Train
 
@@ -37,13 +37,13 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
     """The next assignment; waits for one up to ``wait`` seconds and answers 204 if none came."""
     end = time.monotonic() + wait
-    if here.touches.note(client):
+    if here.presence.note(client):
         await here.threads.run(_back, here, client)
     with here.hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
         while True:
             if (assignment := await here.threads.run(_next, here, client)) is not None:
                 if isinstance(assignment, Train):
-                    here.told.note(client, (assignment.model, assignment.broadcast))
+                    here.grants.grant(client, (assignment.model, assignment.broadcast))
                 return as_json(assignment)
             left = end - time.monotonic()
             if left <= 0 or not await _woken(here, waiter, left):

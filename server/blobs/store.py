@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from server.blobs.receiving import Incoming, receive, take
-from shared.digests import digest_of
 from shared.files import PARTIAL, storage_errors, sync_folder
 from shared.problems import NotFound, StorageUnavailable
 from shared.schemas import DIGEST_PATTERN
+from shared.wire.digests import digest_of
 
 __all__ = ["BlobStore"]
 

@@ -26,15 +26,15 @@ from server.lifecycle.events import FailureReported
 from server.lifecycle.state import Enrolment
 from shared.schemas import RunStatus
 
-__all__ = ["Outrun", "add_blobs", "write"]
+__all__ = ["StaleVersion", "add_blobs", "write"]
 
 
-class Outrun(Exception):
+class StaleVersion(Exception):
     """Another process moved the run since it was read: read again, decide again."""
 
 
 def write(connection: Writing, change: Change) -> None:
-    """All rows and events of the change; raises :class:`Outrun` and writes nothing if the version moved."""
+    """All rows and events of the change; :class:`StaleVersion` and nothing written if the version moved."""
     _swap_run(connection, change)
     _write_enrolments(connection, change)
     for after in (*change.decision.ended, change.decision.run.round):
@@ -97,7 +97,7 @@ def _swap_run(connection: Writing, change: Change) -> None:
         values["finished_at"] = change.now
     swapped = connection.execute(_SWAP, {"of_run": change.run, "of_version": version, **values})
     if swapped.rowcount != 1:
-        raise Outrun
+        raise StaleVersion
 
 
 # -------------------------------------------------------------------- enrolments

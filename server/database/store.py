@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.database import accounts, entries, journal, queries, transitions, upkeep, work
-from server.database.changes import Outrun
+from server.database.changes import StaleVersion
 from server.database.facts import AggregationInput, Facts, JoinTokenRow, OpenAggregation
+from server.database.group_commit import Writer
 from server.database.session import Writing, describe, reading
 from server.database.snapshots import Configs
-from server.database.writer import Writer
 from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
@@ -68,7 +68,7 @@ class Store:
 
         durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
         for _ in range(TRIES):
-            with suppress(Outrun):
+            with suppress(StaleVersion):
                 return self._writer.write(step, durable=durable)
         raise StorageUnavailable(
             f"run {run!r} was moved by others {TRIES} times in a row in {describe(self.engine)}",

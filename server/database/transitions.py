@@ -33,7 +33,7 @@ def step(
     actor: str,
     now: dt.datetime,
 ) -> Decision:
-    """Raises what ``decide`` raises, and :class:`changes.Outrun` if others moved the run meanwhile."""
+    """Raises what ``decide`` raises, and :class:`changes.StaleVersion` if others moved the run meanwhile."""
     before = snapshots.load(connection, run, configs, lock=True)
     if _known_already(connection, before, event, facts, configs.of(connection, run)):
         return Decision(before.run, ())

@@ -15,7 +15,7 @@ from server.lifecycle.events import (
     StartRequested,
 )
 from server.lifecycle.refusals import illegal
-from server.lifecycle.rounds import close_if_done, open_next, present
+from server.lifecycle.round_steps import close_if_done, open_next, present
 from server.lifecycle.state import Enrolment, Run
 from server.lifecycle.views import drawable, ready_trainers, unfinished, updates_needed, waits_for_clients
 from shared.problems import AlreadyEnrolled, DiscrepancyAlreadySubmitted, IndexTaken

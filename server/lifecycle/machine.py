@@ -34,7 +34,7 @@ from server.lifecycle.events import (
     UpdateReceived,
 )
 from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
-from server.lifecycle.rounds import abandon, close_if_done, complete, open_next, present, time_out
+from server.lifecycle.round_steps import abandon, close_if_done, complete, open_next, present, time_out
 from server.lifecycle.state import Round, Run
 from server.lifecycle.views import relative_sizes, waiting_for, waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus

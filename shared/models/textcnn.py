@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shared.data.tokens import VOCABULARY
 from shared.problems import InvalidConfiguration
-from shared.text import VOCABULARY
 
 __all__ = ["TextCNN"]
 

@@ -37,7 +37,7 @@ class Task(ABC):
     """Base of all tasks. ``options`` is an instance of the class's own ``Options``.
 
     ``cache`` is a folder where decoded data may be kept; the site sets it on the task, not the run.
-    ``tokens`` says that the inputs are token numbers (:mod:`shared.text`), not measured ones.
+    ``tokens`` says that the inputs are token numbers (:mod:`shared.data.tokens`), not measured ones.
     """
 
     name: ClassVar[str]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shared.config import Frozen
 from shared.data import Archive, Examples, find_file, opened
-from shared.decoding import decode_images
+from shared.data.images import decode_images
 from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks.base import Split

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shared.data import Archive, Examples
-from shared.decoding import decode_images
+from shared.data.images import decode_images
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task
 from shared.tasks.transforms import crop, flip, rotate
@@ -69,7 +69,7 @@ def read_folder(
     """The images of one split, sorted by class (in the order of ``classes``), then by name.
 
     Raises:
-        InvalidConfiguration: see :func:`folder_images` and :func:`shared.decoding.decode_images`.
+        InvalidConfiguration: see :func:`folder_images` and :func:`shared.data.images.decode_images`.
     """
     listing = folder_images(archive, split, classes)
     names = [name for label in classes for name in listing.get(label, [])]

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from shared.config import Frozen
+from shared.data.tokens import encode
 from shared.tasks.base import Task
-from shared.text import encode
 
 __all__ = ["Length", "TextOptions", "TextTask", "encoded"]
 
@@ -25,7 +25,7 @@ class TextOptions(Frozen):
 
 
 class TextTask(Task):
-    """Token numbers, int16 (B, length); see :mod:`shared.text`."""
+    """Token numbers, int16 (B, length); see :mod:`shared.data.tokens`."""
 
     tokens = True
     default_model = "textcnn"

@@ -17,7 +17,7 @@ from shared.algorithms import available, load_algorithm
 from shared.algorithms.base import UpdateInfo
 from shared.config import AlgorithmChoice
 from shared.schemas import TensorKind, TensorSpec
-from shared.tensors import load_into, manifest_of, state_of, trainable
+from shared.wire.tensors import load_into, manifest_of, state_of, trainable
 
 MANIFEST = manifest_of(build())
 ALL_NAMES = [spec.name for spec in MANIFEST]

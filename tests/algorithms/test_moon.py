@@ -12,8 +12,8 @@ from shared.algorithms import load_algorithm
 from shared.algorithms.moon import contrastive_loss
 from shared.config import AlgorithmChoice
 from shared.problems import InvalidConfiguration
-from shared.tensors import load_into, state_of, trainable
 from shared.training import Stopped
+from shared.wire.tensors import load_into, state_of, trainable
 
 Z = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
 Z_GLOBAL = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)

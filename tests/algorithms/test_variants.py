@@ -18,7 +18,7 @@ from torch import Tensor
 from shared.algorithms.base import LocalRound
 from shared.algorithms.fednova import accumulated
 from shared.algorithms.fedprox import FedProx, FedProxParameters
-from shared.sgd import SGD
+from shared.training.sgd import SGD
 
 H, M, W0 = (torch.tensor(VECTORS[name], dtype=torch.float64) for name in ("h", "m", "w0"))
 LR: float = VECTORS["lr"]

@@ -24,7 +24,7 @@ from server.lifecycle.events import (
     TimePassed,
     UpdateReceived,
 )
-from server.security import hash_token
+from server.web.security import hash_token
 from shared.config import RunConfig
 from shared.schemas import Metrics, Progress, Role, TensorKind, TensorSpec
 from shared.weighting import Contribution, ledger

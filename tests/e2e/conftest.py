@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.databases import Postgres
-from tests.e2e.processes import Deployment, deployment
+from tests.helpers.databases import Postgres
+from tests.helpers.processes import Deployment, deployment
 
 
 @pytest.fixture(scope="module")

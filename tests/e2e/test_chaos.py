@@ -14,8 +14,8 @@ import pytest
 from shared.config import LocalTraining, RunConfig
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 from simulation.run import simulate
-from tests.databases import Postgres
-from tests.e2e.processes import HELD, Deployment, Settings, deployment, run_config
+from tests.helpers.databases import Postgres
+from tests.helpers.processes import HELD, Deployment, Settings, deployment, run_config
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from server.blobs import BlobStore
-from shared.digests import digest_of
 from shared.schemas import RunStatus
-from tests.e2e.processes import Deployment, deployment
+from shared.wire.digests import digest_of
+from tests.helpers.processes import Deployment, deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 

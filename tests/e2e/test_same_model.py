@@ -13,7 +13,7 @@ from shared.algorithms import available
 from shared.config import RunConfig
 from shared.schemas import ParticipantStatus, RoundStatus
 from simulation.run import simulate
-from tests.e2e.processes import HELD, Deployment, run_config
+from tests.helpers.processes import HELD, Deployment, run_config
 
 pytestmark = [
     pytest.mark.e2e,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.e2e.processes import Deployment, deployment, run_config
+from tests.helpers.processes import Deployment, deployment, run_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 

@@ -1,4 +1,4 @@
-"""Bad, late and repeated uploads to the real process (each case alone: tests/server/test_api_uploads.py)."""
+"""Bad, late and repeated uploads to the real process (one by one: tests/server/api/test_api_uploads.py)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from safetensors.numpy import save
 
 from shared.config import RunConfig
 from shared.schemas import InitialBlob, RunRequest, RunStatus, TensorSpec
-from tests.e2e.processes import Deployment, deployment
-from tests.server.live import CLASSES, MANIFEST, TASK, Site, file_of, sha256, tensors
+from tests.helpers.live_coordinator import CLASSES, MANIFEST, TASK, Site, file_of, sha256, tensors
+from tests.helpers.processes import Deployment, deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from server.database.migrations import upgrade
-from tests.server.live import JOIN, Live, live
-from tests.worker.crew import create, worker
+from tests.helpers.live_coordinator import JOIN, Live, live
+from tests.helpers.worker_crew import create, worker
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW = "tests.worker.tasks:Slow"
+SLOW = "tests.helpers.own_tasks:Slow"
 RUN: dict[str, Any] = {
     "task": SLOW,
     "task_options": {"seconds_a_step": 0.02},

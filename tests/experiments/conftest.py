@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from experiments.tables import settings
-from tests.experiments.small import with_digits
+from tests.helpers.small_table import with_digits
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from experiments.exploration import exploration_page, explore, pair_of_like_size, trials
 from experiments.tables import Table
 from simulation.run import Results
-from tests.experiments.small import table
+from tests.helpers.small_table import table
 
 
 def exploration(number: int) -> Table:

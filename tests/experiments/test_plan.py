@@ -10,7 +10,7 @@ from experiments.plan import Cell, cells, configuration, expand, quickened
 from experiments.tables import Table, available, load_table, methods, settings
 from shared.algorithms import load_algorithm
 from shared.config import DiscoWeighting, RunConfig
-from shared.partition import imbalance
+from shared.data.partition import imbalance
 from shared.problems import InvalidConfiguration
 
 RUNS = [name for name in available() if load_table(name).kind == "runs"]

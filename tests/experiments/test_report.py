@@ -12,7 +12,7 @@ from experiments.overview import Entry, overview
 from experiments.plan import Cell
 from experiments.report import progress, table_page
 from shared.problems import InvalidConfiguration
-from tests.experiments.small import table, write_curves
+from tests.helpers.small_table import table, write_curves
 
 CURVES = {
     ("fedavg", "base", 0): [0.40, 0.50, 0.60],

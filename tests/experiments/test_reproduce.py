@@ -17,7 +17,7 @@ from experiments.tables import available, load_table
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, simulate
 from simulation.sweep import Planned, claimed, sweep
-from tests.experiments.small import DIGITS, table, write_curves
+from tests.helpers.small_table import DIGITS, table, write_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 

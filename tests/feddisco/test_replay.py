@@ -9,7 +9,7 @@ import pytest
 
 from feddisco.replay import replay_round
 from shared.problems import NotFound
-from tests.server.live import Live, enrolled, file_of, live
+from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 
 def played(at: Live, keep_updates: int) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import digests
 from shared.problems import InvalidRequest
+from shared.wire import digests
 
 # SHA-256 of '{"hello": "world"}\n', from RFC 9530, appendix B
 RFC_HEX = hashlib.sha256(b'{"hello": "world"}\n').hexdigest()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shared.data import Examples
-from shared.evaluation import evaluate
 from shared.tasks.base import NoOptions, Split, Task
+from shared.training.evaluation import evaluate
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.config import Partition
-from shared.partition import deal, imbalance, partition, table, thinned
+from shared.data.partition import deal, imbalance, partition, table, thinned
 from shared.problems import InvalidConfiguration
 
 # reference 4.5: CIFAR-10, beta 0.5, 10 clients, seed 0; rows are clients, columns classes

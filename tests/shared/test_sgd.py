@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from shared.sgd import SGD
+from shared.training.sgd import SGD
 
 
 def two_models() -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -53,7 +53,7 @@ def test_a_parameter_whose_first_gradient_comes_later_begins_then() -> None:
 
 def test_training_does_not_import_the_compiler() -> None:
     code = (
-        "import sys, torch\nfrom shared.sgd import SGD\n"
+        "import sys, torch\nfrom shared.training.sgd import SGD\n"
         "p = torch.nn.Parameter(torch.ones(1)); p.sum().backward(); SGD([p], 0.1, 0.9).step()\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

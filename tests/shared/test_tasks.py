@@ -20,8 +20,8 @@ from torch import Tensor
 
 from shared.config import Partition, RunConfig
 from shared.data import Examples, opened
-from shared.decoding import decode_images
-from shared.partition import partition
+from shared.data.images import decode_images
+from shared.data.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Split, Task

@@ -14,7 +14,7 @@ from PIL import Image
 
 from shared.config import Partition
 from shared.data import Examples
-from shared.partition import partition
+from shared.data.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import load_task
 

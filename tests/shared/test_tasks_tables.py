@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from shared.config import Partition, RunConfig
-from shared.evaluation import evaluate
+from shared.data.partition import partition
+from shared.data.tokens import VOCABULARY, bucket, encode, tokens
 from shared.models import build_model
-from shared.partition import partition
 from shared.problems import InvalidConfiguration
 from shared.tasks import load_task, task_of
 from shared.tasks.base import Task
-from shared.text import VOCABULARY, bucket, encode, tokens
+from shared.training.evaluation import evaluate
 
 CPU = torch.device("cpu")
 

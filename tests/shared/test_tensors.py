@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from shared import tensors
 from shared.problems import InvalidConfiguration, MissingTensor, UnknownTensor, WrongDtype, WrongShape
 from shared.schemas import TensorKind, TensorSpec
+from shared.wire import tensors
 
 
 class Awkward(nn.Module):

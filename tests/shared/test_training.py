@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Batch, LocalFinish, LocalRound
-from shared.batches import planned_steps, steps_per_epoch
 from shared.config import LocalTraining
 from shared.data import Examples
-from shared.evaluation import evaluate
 from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks import load_task
 from shared.tasks.base import NoOptions, Split, Task
-from shared.tensors import state_of
 from shared.training import (
     LOCAL_BUFFERS,
     Diverged,
@@ -31,6 +28,9 @@ from shared.training import (
     TrainProgress,
     train,
 )
+from shared.training.batches import planned_steps, steps_per_epoch
+from shared.training.evaluation import evaluate
+from shared.wire.tensors import state_of
 
 CPU = torch.device("cpu")
 FEDAVG = Algorithm[AlgorithmParameters](AlgorithmParameters())

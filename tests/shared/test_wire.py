@@ -23,7 +23,7 @@ from shared.problems import (
     TooLarge,
 )
 from shared.schemas import TensorKind, TensorSpec
-from shared.tensors import dtype_name
+from shared.wire.tensors import dtype_name
 
 MANIFEST = (
     TensorSpec(name="conv.weight", shape=(4, 3), dtype="F32"),

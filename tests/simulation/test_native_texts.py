@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shared.data import Examples
+from shared.data.tokens import VOCABULARY
 from shared.models.textcnn import Features
 from shared.tasks.base import Split
 from shared.tasks.texts import TextOptions, TextTask
-from shared.text import VOCABULARY
 from simulation.engines import InProcess
 from simulation.jobs import Workshop
 from simulation.native import Native, accelerate

@@ -36,7 +36,7 @@ def cluster() -> Iterator[str]:
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'feddisco[sim]'")
     head = subprocess.Popen(
-        [sys.executable, "-m", "tests.simulation.ray_head"],
+        [sys.executable, "-m", "tests.helpers.ray_head"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

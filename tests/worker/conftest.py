@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.live import Live, live
+from tests.helpers.live_coordinator import Live, live
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from shared import problems
-from shared.digests import parse_content_digest
 from shared.schemas import Enrol, Registration, UpdateReport
-from tests.worker.servers import Answer, Request, http_server
+from shared.wire.digests import parse_content_digest
+from tests.helpers.http_servers import Answer, Request, http_server
 from worker.client import Coordinator, UnexpectedAnswer, trust
 
 BLOB = bytes(range(256)) * 20_000  # 5 MB: several chunks

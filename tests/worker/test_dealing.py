@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from server.database.migrations import upgrade
-from tests.server.live import live
-from tests.worker.crew import create, worker
+from tests.helpers.live_coordinator import live
+from tests.helpers.worker_crew import create, worker
 
 ROWS = [(f"w{number % 3}", number / 60, "yes" if number % 4 else "no") for number in range(60)]
 

@@ -13,7 +13,7 @@ import trustme
 
 from shared import problems
 from shared.files import storage_errors
-from tests.worker.servers import Answer, closed_port, http_server, listening
+from tests.helpers.http_servers import Answer, closed_port, http_server, listening
 from worker.client import Coordinator, UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from shared.problems import InvalidConfiguration
-from tests.server.live import Live
-from tests.worker.crew import Member, create, keep, worker
+from tests.helpers.live_coordinator import Live
+from tests.helpers.worker_crew import Member, create, keep, worker
 from worker.faults import LocalFault, local_faults
 
-TASK = "tests.worker.tasks:Faulty"
+TASK = "tests.helpers.own_tasks:Faulty"
 FAULTS = [
     ("loading", "loading the training data failed: ValueError: row 7 has a column too many"),
     ("building", "preparing the task and its model failed: Memory ran out"),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from shared import wire
 from shared.schemas import Train, UpdateReport
-from tests.worker.journal_child import assignment, record
+from tests.helpers.journal_child import assignment, record
 from worker.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,7 +181,7 @@ def test_old_blobs_go_and_a_half_download_stays_for_its_digest(tmp_path: Path) -
 def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A state folder for each place at which recording round 2 was killed."""
     parent = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-m", "tests.worker.journal_child", str(parent)]
+    command = [sys.executable, "-m", "tests.helpers.journal_child", str(parent)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=100, check=True)
     return sorted((path for path in parent.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from shared.problems import InvalidConfiguration, RevokedToken, StorageUnavailable
-from tests.worker.servers import Answer, Request, http_server
+from tests.helpers.http_servers import Answer, Request, http_server
 from worker.client import Coordinator
 from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Patience, Refused
 from worker.main import run

@@ -18,8 +18,8 @@ from feddisco.admin import Admin, run_request
 from server.database.migrations import upgrade
 from shared.config import LocalTraining, RunConfig
 from shared.schemas import RunStatus
-from tests.server.live import ADMIN, Live, live
-from tests.worker.crew import worker
+from tests.helpers.live_coordinator import ADMIN, Live, live
+from tests.helpers.worker_crew import worker
 from worker.client import trust
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md").read_text()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from shared.config import Partition
+from shared.data.partition import partition
 from shared.discrepancy import discrepancy
-from shared.partition import partition
 from shared.tasks import load_task
-from tests.server.live import Live
-from tests.worker.crew import Member, create, keep, settings, worker
+from tests.helpers.live_coordinator import Live
+from tests.helpers.worker_crew import Member, create, keep, settings, worker
 
-OWN = "tests.worker.tasks:Own"
+OWN = "tests.helpers.own_tasks:Own"
 
 
 def _enrolment(at: Live, client: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
     ("config", "more", "words"),
     [
         (
-            {"task": "tests.worker.tasks:Slow"},
+            {"task": "tests.helpers.own_tasks:Slow"},
             {},
-            "has the task digits, the run needs tests.worker.tasks:Slow",
+            "has the task digits, the run needs tests.helpers.own_tasks:Slow",
         ),
         ({}, {"run": "other-*"}, "takes part only in runs named other-*"),
         ({"partition": "iid:2"}, {}, "start it with --partition run"),
@@ -116,7 +116,7 @@ def test_a_run_that_does_not_fit_is_declined_with_a_sentence(
 
 def test_an_algorithm_of_ones_own_trains_where_it_is_allowed(at: Live, tmp_path: Path) -> None:
     create(at, algorithm=OWN, rounds=1, min_clients=1)
-    assert worker(at, tmp_path, "site", algorithms="tests.worker.tasks:*").join() == 0
+    assert worker(at, tmp_path, "site", algorithms="tests.helpers.own_tasks:*").join() == 0
     assert at.run()["status"] == "completed"
 
 
@@ -174,8 +174,20 @@ def test_workers_that_race_for_parts_get_one_each(at: Live, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("task", "options", "local", "code", "words"),
     [
-        ("tests.worker.tasks:Faulty", {"fault": "memory"}, {}, "out_of_memory", "Lower local.batch_size"),
-        ("tests.worker.tasks:Faulty", {"fault": "bug"}, {}, "training_error", "a bug in somebody's task"),
+        (
+            "tests.helpers.own_tasks:Faulty",
+            {"fault": "memory"},
+            {},
+            "out_of_memory",
+            "Lower local.batch_size",
+        ),
+        (
+            "tests.helpers.own_tasks:Faulty",
+            {"fault": "bug"},
+            {},
+            "training_error",
+            "a bug in somebody's task",
+        ),
         ("digits", {}, {"learning_rate": 1e30, "momentum": 0.0}, "diverged", "local.learning_rate"),
     ],
 )
@@ -197,7 +209,7 @@ def test_a_training_that_fails_is_told_and_the_worker_goes_on(
 
 
 def test_an_evaluator_whose_memory_is_small_scores_in_smaller_batches(at: Live, tmp_path: Path) -> None:
-    task = "tests.worker.tasks:Faulty"
+    task = "tests.helpers.own_tasks:Faulty"
     create(at, task=task, task_options={"fault": "evaluation"}, min_clients=1, rounds=1)
     crew = [_judge(at, tmp_path, task=task), worker(at, tmp_path, "trainer", task=task)]
     assert [member.join() for member in crew] == [0, 0]
@@ -206,7 +218,7 @@ def test_an_evaluator_whose_memory_is_small_scores_in_smaller_batches(at: Live, 
 
 
 def test_a_site_without_examples_is_no_part_of_the_run(at: Live, tmp_path: Path) -> None:
-    task = "tests.worker.tasks:Faulty"
+    task = "tests.helpers.own_tasks:Faulty"
     create(at, task=task, task_options={"fault": "empty"})
     member = worker(at, tmp_path, "site", task=task)
     at.wait_for(lambda: "this site has no examples to train on" in member.log)

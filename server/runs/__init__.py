@@ -1,0 +1,1 @@
+"""What the coordinator does with a run; knows no HTTP and no SQL."""

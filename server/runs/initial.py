@@ -1,0 +1,95 @@
+"""The initial model of a run: built from a built-in task and the seed, or weights uploaded before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.blobs import BlobStore
+from server.runs.layout import largest
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration, NotFound
+from shared.schemas import InitialBlob, TensorSpec
+
+__all__ = ["Initial", "initial"]
+
+
+@dataclass(frozen=True)
+class Initial:
+    classes: tuple[str, ...]
+    manifest: tuple[TensorSpec, ...]
+    digest: str
+    bytes: int
+
+
+def initial(
+    config: RunConfig, uploaded: InitialBlob | None, blobs: BlobStore, max_update_bytes: int
+) -> Initial:
+    """What a new run starts from, in the blob store. Imports PyTorch: call it on a thread.
+
+    Raises:
+        InvalidConfiguration: the algorithm, task, model or classes do not fit, or updates would be too large.
+        UpdateInvalid: the uploaded weights differ from their manifest.
+        NotFound: the uploaded weights are not here.
+    """
+    from shared.algorithms import load_algorithm
+    from shared.wire import update_layout
+
+    algorithm = load_algorithm(config.algorithm)
+    found = _built(config, blobs) if uploaded is None else _uploaded(config, uploaded, blobs)
+    _check_target(config, found.classes)
+    size = largest(update_layout(found.manifest, algorithm.uploads, config.buffers))
+    if size > max_update_bytes:
+        raise InvalidConfiguration(
+            f"an update of this run may have {size} bytes, more than the {max_update_bytes} allowed here",
+            hint="Raise FEDDISCO_MAX_UPDATE_BYTES or choose a smaller model.",
+        )
+    return found
+
+
+def _built(config: RunConfig, blobs: BlobStore) -> Initial:
+    from shared import wire
+    from shared.tasks import task_of
+    from shared.wire.tensors import manifest_of, state_of
+
+    if ":" in config.task:
+        raise InvalidConfiguration(
+            f"task {config.task!r} is not built in, so the coordinator cannot build its model",
+            hint="Upload initial weights and name them in `initial`, as `feddisco run create` does.",
+        )
+    task = task_of(config)
+    model = task.build_model(config.model, config.seed)
+    with blobs.workspace() as folder:
+        written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})
+        digest = blobs.adopt(written.path, written.digest)
+    return Initial(task.classes, manifest_of(model), digest, written.bytes)
+
+
+def _uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) -> Initial:
+    from shared import wire
+    from shared.wire.validation import validate
+
+    if not blobs.renew(uploaded.digest):  # no run names it yet: it must not be collected meanwhile
+        raise NotFound(
+            f"the initial weights {uploaded.digest} are not here",
+            hint="Upload them first: PUT /blobs/{sha256}.",
+        )
+    validate(blobs.path(uploaded.digest), wire.model_layout(uploaded.manifest))
+    return Initial(_classes(config), uploaded.manifest, uploaded.digest, blobs.size(uploaded.digest))
+
+
+def _classes(config: RunConfig) -> tuple[str, ...]:
+    if config.classes is not None:
+        return config.classes
+    if ":" in config.task:
+        raise InvalidConfiguration(
+            f"classes: missing, and {config.task!r} is not built in", hint="Name the classes in their order."
+        )
+    from shared.tasks import task_of
+
+    return task_of(config).classes
+
+
+def _check_target(config: RunConfig, classes: tuple[str, ...]) -> None:
+    target = getattr(config.weighting, "target", "uniform")
+    if not isinstance(target, str) and len(target) != len(classes):
+        raise InvalidConfiguration(f"weighting.target: {len(target)} shares for {len(classes)} classes")

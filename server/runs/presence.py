@@ -1,0 +1,62 @@
+"""When clients were last seen: gathered in memory, written in one transaction every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from server.database.accounts import touch
+from server.database.session import writing
+from server.threads import Threads
+from shared.problems import ServiceFault
+
+__all__ = ["Presence"]
+
+FLUSH_SECONDS = 5.0
+LOOK_EVERY = dt.timedelta(seconds=5)
+_LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
+log = logging.getLogger("feddisco")
+
+
+class Presence:
+    """A poll costs a dictionary entry, not a write transaction with its wait for the disk."""
+
+    def __init__(self, engine: sa.Engine, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._clock = clock
+        self._seen: dict[str, dt.datetime] = {}
+        self._looked: dict[str, dt.datetime] = {}
+
+    def note(self, client: str) -> bool:
+        """The client is here. Whether to look if it counts as away in some run: at most every few seconds."""
+        now = self._clock()
+        self._seen[client] = now
+        if now - self._looked.get(client, _LONG_AGO) < LOOK_EVERY:
+            return False
+        self._looked[client] = now
+        return True
+
+    def forget(self, client: str) -> None:
+        """Look again at its next poll: it was told that it is too late."""
+        self._looked.pop(client, None)
+
+    def flush(self) -> None:
+        seen, self._seen = self._seen, {}
+        if seen:
+            with writing(self._engine) as connection:
+                for client, at in sorted(seen.items()):  # one order: two coordinators' locks never cross
+                    touch(connection, client, at)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                await self._threads.run(self.flush)
+            except ServiceFault as fault:
+                log.warning("cannot note who was seen: %s", fault.detail)

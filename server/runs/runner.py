@@ -1,0 +1,232 @@
+"""Carries out what the state machine decided: wakes clients, aggregates rounds, looks at the clock.
+
+A decision is committed first, then its effects are carried out. All effects may be lost with the
+process, none is missed for ever: long polls ask the database first, and a round that is left
+AGGREGATING is aggregated again by whoever finds it. Two processes may do the same work; the
+compare-and-swap lets one result in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from server.blobs import BlobStore
+from server.blobs.integrity import BlobIntegrity
+from server.database.store import Store
+from server.lifecycle.effects import Aggregate, Record, Wake
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    CoordinatorReturned,
+    Event,
+    TimePassed,
+)
+from server.monitoring.metrics import Telemetry
+from server.settings import Settings
+from server.threads import Threads
+from server.wakeups.hub import Hub
+from shared.problems import Conflict, ServiceFault
+
+if TYPE_CHECKING:
+    from server.database.facts import AggregationFacts, Facts
+    from server.lifecycle.machine import Decision
+
+__all__ = ["ACTOR", "Rounds"]
+
+ACTOR = "coordinator"
+SWEEP_SECONDS = 1.0
+ORPHANED_AFTER = dt.timedelta(seconds=60)
+RETRY = dt.timedelta(seconds=1)  # the first delay; doubled up to ORPHANED_AFTER
+COLLECT_SECONDS = 3600.0
+
+log = logging.getLogger("feddisco.rounds")
+
+
+class Rounds:
+    """The shell around the state machine."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        blobs: BlobStore,
+        integrity: BlobIntegrity,
+        hub: Hub,
+        threads: Threads,
+        telemetry: Telemetry,
+        settings: Settings,
+        clock: Callable[[], dt.datetime],
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._integrity = integrity
+        self._hub = hub
+        self._threads = threads
+        self._telemetry = telemetry
+        self._settings = settings
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers = ThreadPoolExecutor(settings.aggregation_threads, "feddisco-aggregate")
+        self._busy: set[tuple[str, int, int]] = set()
+        self._again: dict[
+            tuple[str, int, int], tuple[dt.datetime, dt.timedelta]
+        ] = {}  # when, after which delay
+        self._closing = False
+
+    # ------------------------------------------------------------ on any thread
+
+    def commit(
+        self,
+        run: str,
+        event: Event,
+        *,
+        actor: str,
+        facts: Facts | None = None,
+        now: dt.datetime | None = None,
+    ) -> Decision:
+        """One transition as one transaction; its effects follow on the event loop, whoever called."""
+        decision = self._store.apply(run, event, actor=actor, now=now or self._clock(), facts=facts)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.carry_out, run, decision)
+        return decision
+
+    def make_up_for_absence(self) -> None:
+        """Before the first request is answered: the time without any coordinator counts for no deadline."""
+        runs = self._store.collecting()
+        last = self._store.last_sign_of_life() if runs else None  # reads the whole log
+        if last is None:
+            return
+        absence = max(dt.timedelta(0), self._clock() - last)
+        for run in runs:
+            self.commit(run, CoordinatorReturned(absence), actor=ACTOR)
+
+    # ------------------------------------------------------------ on the event loop
+
+    def carry_out(self, run: str, decision: Decision) -> None:
+        """Every effect of every committed decision passes here."""
+        self._telemetry.recorded(decision.effects)
+        for effect in decision.effects:
+            match effect:
+                case Wake(clients):
+                    self._hub.wake(clients)
+                case Aggregate(number, attempt):
+                    self.schedule(run, number, attempt)
+                case Record():
+                    pass  # written with the transition; readers are told once, below
+        if any(isinstance(effect, Record) for effect in decision.effects):
+            self._hub.announce(run)
+
+    def schedule(self, run: str, number: int, attempt: int) -> None:
+        """Aggregate this attempt on a thread of its own, unless that is under way here."""
+        key = (run, number, attempt)
+        if key in self._busy or self._closing:
+            return
+        self._busy.add(key)
+        done = asyncio.get_running_loop().run_in_executor(self._workers, self._aggregate, *key)
+        done.add_done_callback(lambda future: self._finished(key, future))
+
+    def _finished(self, key: tuple[str, int, int], future: asyncio.Future[None]) -> None:
+        self._busy.discard(key)
+        _, delay = self._again.pop(key, (None, RETRY / 2))
+        if not future.cancelled() and (error := future.exception()) is not None:
+            delay = min(2 * delay, ORPHANED_AFTER)
+            self._again[key] = (self._clock() + delay, delay)
+            log.error("round %d of %s stays open: %s; tried again in %s", key[1], key[0], error, delay)
+            log.debug("the reason", exc_info=error)
+
+    async def run(self) -> None:
+        """Until cancelled: pick up what an earlier process left, then sweep and collect."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep())
+            tasks.create_task(self._collect())
+
+    def close(self) -> None:
+        """Wait for the aggregation under way; one that only waits in line is left to the next start."""
+        self._closing = True
+        self._workers.shutdown(wait=True, cancel_futures=True)
+
+    def warm_up(self) -> None:
+        """Import PyTorch now, in the background, rather than in the first round."""
+        self._workers.submit(_import_aggregation)
+
+    async def _sweep(self) -> None:
+        orphaned_after = dt.timedelta(0)  # at the start nothing is in progress anywhere here
+        while True:
+            try:
+                await self._threads.run(self._pass_time)
+                await self._adopt_orphans(orphaned_after)
+                orphaned_after = ORPHANED_AFTER
+            except ServiceFault as fault:
+                log.warning("cannot look at deadlines now: %s", fault.detail)
+            except Exception:  # without this loop no deadline would ever end a round again
+                log.exception("cannot look at deadlines now")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def _pass_time(self) -> None:
+        for run in self._store.overdue(self._clock()):
+            try:
+                self.commit(run, TimePassed(), actor=ACTOR)
+            except Conflict as conflict:
+                log.info("run %s was faster than its deadline: %s", run, conflict.detail)
+            except ServiceFault:
+                raise
+            except Exception:  # other runs' deadlines go on
+                log.exception("the deadline of run %s cannot be applied", run)
+
+    async def _adopt_orphans(self, after: dt.timedelta) -> None:
+        now = self._clock()
+        for found in await self._threads.run(self._store.aggregating):
+            key = (found.run, found.round, found.attempt)
+            due = self._again[key][0] if key in self._again else found.since + after
+            if now >= due:
+                self.schedule(*key)
+
+    async def _collect(self) -> None:
+        while True:
+            await asyncio.sleep(COLLECT_SECONDS)
+            try:
+                removed = await self._threads.run_long(self.collect_blobs)
+            except ServiceFault as fault:
+                log.warning("cannot collect unreferenced files now: %s", fault.detail)
+            else:
+                log.info("%d unreferenced files removed", removed)
+
+    def collect_blobs(self) -> int:
+        # the age limit protects a file that was kept, but whose transaction is not committed yet
+        older_than = self._clock() - dt.timedelta(seconds=self._settings.collect_after_seconds)
+        return len(self._blobs.collect(self._store.referenced_blobs(), older_than))
+
+    # ------------------------------------------------------------ on an aggregation thread
+
+    def _aggregate(self, run: str, number: int, attempt: int) -> None:
+        try:
+            event, facts = self._result(run, number, attempt)
+            self.commit(run, event, actor=ACTOR, facts=facts)
+        except Conflict as conflict:
+            log.info("round %d of %s is settled already: %s", number, run, conflict.detail)
+
+    def _result(
+        self, run: str, number: int, attempt: int
+    ) -> tuple[AggregationFinished | AggregationFailed, AggregationFacts | None]:
+        from server.runs.aggregation import Aggregation
+
+        hold = self._settings.hold_aggregation_seconds
+        try:
+            work = Aggregation(self._store, self._blobs, self._integrity, self._telemetry, hold)
+            return work.of(run, number, attempt)
+        except ServiceFault:
+            raise  # nothing is wrong with the round: it stays AGGREGATING, and the sweep finds it again
+        except Exception as error:
+            log.exception("aggregation of round %d of %s failed", number, run)
+            self._telemetry.aggregation_failures.inc()
+            return AggregationFailed(number, attempt, str(error) or type(error).__name__), None
+
+
+def _import_aggregation() -> None:
+    import shared.aggregation  # noqa: F401

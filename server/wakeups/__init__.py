@@ -1,0 +1,1 @@
+"""Waking what waits: long polls and event streams, in one process and across several."""

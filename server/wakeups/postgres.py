@@ -1,0 +1,73 @@
+"""LISTEN/NOTIFY: coordinator processes on one PostgreSQL wake each other's clients at once.
+
+A lost connection costs nothing but speed: it is opened again, everybody is woken once, and long polls
+look again by themselves every few seconds when a relay is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from typing import Any
+
+import psycopg
+
+from server.wakeups.hub import Hub
+
+__all__ = ["PostgresRelay"]
+
+CHANNEL = "feddisco"
+RECONNECT_SECONDS = 1.0
+LONGEST_PAYLOAD = 7000  # PostgreSQL takes less than 8000 bytes
+QUEUE = 10_000
+
+log = logging.getLogger("feddisco.relay")
+
+
+class PostgresRelay:
+    """One connection that listens and one that notifies, each with its task on the event loop."""
+
+    def __init__(self, url: str, hub: Hub) -> None:
+        self._url = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._hub = hub
+        self._sender = secrets.token_hex(8)
+        self._outgoing: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+
+    def send(self, message: dict[str, Any]) -> None:
+        payload = json.dumps({**message, "from": self._sender})
+        if len(payload) > LONGEST_PAYLOAD:
+            payload = json.dumps({"everyone": True, "run": message.get("run"), "from": self._sender})
+        try:
+            self._outgoing.put_nowait(payload)
+        except asyncio.QueueFull:
+            log.warning("other coordinators are not told of a change: the database has not answered for long")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._forever(self._listen))
+            tasks.create_task(self._forever(self._notify))
+
+    async def _forever(self, work: Any) -> None:
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+                    await work(connection)
+            except psycopg.OperationalError:
+                log.warning("the connection for LISTEN/NOTIFY is lost; trying again")
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(f"LISTEN {CHANNEL}")
+        self._hub.receive({"everyone": True, "run": None})
+        async for notice in connection.notifies():
+            message = json.loads(notice.payload)
+            if message.pop("from") != self._sender:
+                self._hub.receive(message)
+
+    async def _notify(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        while True:
+            payload = await self._outgoing.get()
+            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))

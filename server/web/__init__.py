@@ -1,0 +1,1 @@
+"""What surrounds every request: errors, middleware, ranges, who is asking."""

@@ -1,0 +1,240 @@
+"""One round's updates become the next model: streamed, in index order, in constant memory.
+
+Sums run in float32 or wider over the clients by index, whatever order their updates came in, and one
+update file is mapped at a time: the result's bits depend neither on arrival nor on the number of
+coordinator processes, and memory is a few models however many clients there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shared import wire
+from shared.algorithms.base import Algorithm, Combined, ServerRound, UpdateInfo
+from shared.config import LocalTraining
+from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
+from shared.schemas import TensorKind, TensorSpec
+from shared.wire import Written
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shared.algorithms.base import Groups, Tensors
+
+__all__ = ["Aggregated", "UpdateFile", "aggregate"]
+
+
+@dataclass(frozen=True)
+class UpdateFile:
+    """A validated update on disk."""
+
+    info: UpdateInfo
+    path: Path
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The files written; ``scored`` is ``model`` itself where the algorithm scores what it sends."""
+
+    model: Written
+    scored: Written
+    broadcast: Written | None
+    private: Written | None
+
+
+def aggregate(
+    *,
+    algorithm: Algorithm[Any],
+    manifest: Sequence[TensorSpec],
+    model: Path,
+    broadcast: Path | None,
+    private: Path | None,
+    updates: Sequence[UpdateFile],
+    weights: Mapping[int, float],
+    clients: int,
+    local: LocalTraining,
+    buffers: Literal["average", "keep-local"],
+    folder: Path,
+) -> Aggregated:
+    """Combine a round's updates and write the results into ``folder``.
+
+    ``model``, ``broadcast`` and ``private`` are what the round started from (None: state of zeros);
+    ``weights`` are the p_k by client index, ``clients`` is N, all trainers enrolled. Parameters follow the
+    algorithm; floating buffers are the p_k-weighted mean, or with ``keep-local`` stay those of ``model``, as
+    do frozen and integer tensors. Results have the manifest's dtypes.
+
+    Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
+    the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
+    return what it declares. Files must have passed ``shared.wire.validation``.
+    """
+    ordered = sorted(updates, key=lambda update: update.info.index)
+    given = _checked_weights([update.info.index for update in ordered], weights)
+    names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
+    stream = _Stream(ordered, names[TensorKind.PARAMETER])
+    with ExitStack() as files:
+        x = files.enter_context(wire.opened(model))
+        state = _state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        combined = algorithm.combine(
+            ServerRound(
+                model={spec.name: x.tensor(wire.MODEL, spec.name) for spec in stream.parameters},
+                state=state,
+                weights=given,
+                updates=stream,
+                clients=clients,
+                learning_rate=local.learning_rate,
+                momentum=local.momentum,
+            )
+        )
+        _check_groups(algorithm, combined)
+        averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if buffers == "average" else {}
+        rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
+        rest |= averaged
+        return _written(algorithm, manifest, combined, rest, folder)
+
+
+def _checked_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict[int, float]:
+    """The weights that are not 0, in index order."""
+    given = {index: weights[index] for index in indices if weights.get(index)}
+    if not given:
+        raise WeightlessRound(f"none of the round's {len(indices)} updates has a weight, the model stays")
+    total = math.fsum(given.values())
+    if len(set(indices)) < len(indices) or not abs(total - 1) < 1e-9:
+        raise InvalidRequest(
+            f"the weights of the updates {list(indices)} sum to {total}, not to 1",
+            hint="Take the weights of the ledger over exactly these updates, one for each client.",
+        )
+    return given
+
+
+class _Stream:
+    """The updates of a round (``shared.algorithms.base.Updates``)."""
+
+    def __init__(self, updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec]) -> None:
+        self._updates = updates
+        self.parameters = parameters
+
+    @property
+    def infos(self) -> Sequence[UpdateInfo]:
+        return [update.info for update in self._updates]
+
+    def weighted_sum(self, coefficients: Mapping[int, float], group: str = wire.MODEL) -> Tensors:
+        return self.sum_of(coefficients, self.parameters, group)
+
+    def sum_of(
+        self, coefficients: Mapping[int, float], specs: Sequence[TensorSpec], group: str = wire.MODEL
+    ) -> Tensors:
+        """A running sum: the accumulators and one mapped file are all that is in memory."""
+        sums = {spec.name: _zeros(spec) for spec in specs}
+        for update in self._updates:
+            coefficient = coefficients.get(update.info.index, 0.0)
+            if coefficient and specs:
+                with wire.opened(update.path) as file:
+                    for name, total in sums.items():
+                        total.add_(file.tensor(group, name), alpha=coefficient)
+        return sums
+
+
+def _zeros(spec: TensorSpec) -> Tensor:
+    """An accumulator: float32, or float64 for tensors of that."""
+    import torch
+
+    return torch.zeros(spec.shape, dtype=torch.float64 if spec.dtype == "F64" else torch.float32)
+
+
+def _state(
+    files: ExitStack, stream: _Stream, *stored: tuple[Sequence[str], Path | None]
+) -> dict[str, Mapping[str, Tensor]]:
+    """The server's groups, mapped from their files; zeros that take no memory where there is no file."""
+    state: dict[str, Mapping[str, Tensor]] = {}
+    for groups, path in stored:
+        file = files.enter_context(wire.opened(path)) if groups and path is not None else None
+        for group in groups:
+            state[group] = {
+                spec.name: file.tensor(group, spec.name) if file else _zeros(_scalar(spec)).expand(spec.shape)
+                for spec in stream.parameters
+            }
+    return state
+
+
+def _scalar(spec: TensorSpec) -> TensorSpec:
+    return spec.model_copy(update={"shape": ()})
+
+
+def _check_groups(algorithm: Algorithm[Any], combined: Combined) -> None:
+    declared, returned = {*algorithm.downloads, *algorithm.private}, set(combined.state)
+    if declared != returned:
+        raise InvalidConfiguration(
+            f"{type(algorithm).__name__} declares the server groups {sorted(declared)} "
+            f"and returned {sorted(returned)}",
+            hint="The server half returns every group of downloads and private, and no other.",
+        )
+
+
+def _written(
+    algorithm: Algorithm[Any],
+    manifest: Sequence[TensorSpec],
+    combined: Combined,
+    rest: Mapping[str, Tensor],
+    folder: Path,
+) -> Aggregated:
+    model = _write_model(folder / "model.safetensors", manifest, {**rest, **combined.model})
+    scored = model
+    if combined.score is not None:
+        scored = _write_model(folder / "scored.safetensors", manifest, {**rest, **combined.score})
+    return Aggregated(
+        model,
+        scored,
+        _write_groups(folder / "broadcast.safetensors", manifest, algorithm.downloads, combined.state),
+        _write_groups(folder / "private.safetensors", manifest, algorithm.private, combined.state),
+    )
+
+
+def _write_model(path: Path, manifest: Iterable[TensorSpec], tensors: Mapping[str, Tensor]) -> Written:
+    return wire.write(path, {wire.MODEL: {s.name: _finished(s, tensors, wire.MODEL) for s in manifest}})
+
+
+def _write_groups(
+    path: Path, manifest: Iterable[TensorSpec], groups: Sequence[str], state: Groups
+) -> Written | None:
+    if not groups:
+        return None
+    specs = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    return wire.write(
+        path, {group: {s.name: _finished(s, state[group], group) for s in specs} for group in groups}
+    )
+
+
+def _finished(spec: TensorSpec, tensors: Mapping[str, Tensor], group: str) -> Tensor:
+    """The tensor in the manifest's dtype, if it is there, has its shape and is finite."""
+    import torch
+
+    from shared.wire.header import DTYPES
+
+    tensor = tensors.get(spec.name)
+    if tensor is None or tensor.shape != spec.shape:
+        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}, not {list(spec.shape)}"
+        raise InvalidConfiguration(
+            f"the algorithm's result for tensor {spec.name!r} of group {group!r} {found}",
+            hint="The server half returns every trainable parameter, in its shape.",
+        )
+    cast = tensor.to(getattr(torch, DTYPES[spec.dtype].torch))
+    if cast.is_floating_point() and not math.isfinite(_largest(cast)):
+        raise ModelDiverged(
+            f"tensor {spec.name!r} of group {group!r} is not finite after aggregation",
+            hint="Lower the server's or the clients' learning rate, or clip local gradients.",
+            tensor=spec.name,
+        )
+    return cast
+
+
+def _largest(tensor: Tensor) -> float:
+    """Largest magnitude, or NaN (``aminmax`` needs no copy, unlike ``isfinite``)."""
+    if not tensor.numel():
+        return 0.0
+    low, high = tensor.aminmax()  # both are NaN if one element is
+    return max(abs(float(low)), abs(float(high)))

@@ -1,0 +1,183 @@
+"""The local loop: what one client does in one round, in the worker and in the simulation alike.
+
+Every algorithm runs through this loop; what it changes is in its hooks (``shared.algorithms.base``).
+Equal arguments give equal bits on one type of machine with one number of threads, whatever was
+drawn from the global generators before; those are left as they were found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shared.algorithms.base import Algorithm, Batch, LocalRound
+from shared.reproducible import reproducible
+from shared.seeds import derive, torch_generator
+from shared.training.batches import batches, epochs_of, planned_steps
+from shared.training.local_round import LOCAL_BUFFERS, Diverged, LocalResult, local_result, local_round
+from shared.training.sgd import SGD
+
+if TYPE_CHECKING:
+    from shared.config import LocalTraining
+    from shared.data import Examples
+    from shared.tasks.base import Task
+
+__all__ = [
+    "LOCAL_BUFFERS",
+    "Diverged",
+    "LocalResult",
+    "Precision",
+    "Stopped",
+    "TrainProgress",
+    "train",
+]
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+LOSS_EVERY = 32
+"""Steps between two looks at the loss: each look waits for the accelerator."""
+
+
+class Stopped(Exception):
+    """``should_stop`` said so; nothing of the round is kept."""
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Where local training stands; ``epoch`` and ``step`` count from 1, ``loss`` is the newest mean known."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float | None
+
+
+def train(
+    *,
+    task: Task,
+    model: nn.Module,
+    algorithm: Algorithm[Any],
+    examples: Examples,
+    local: LocalTraining,
+    start: Mapping[str, Tensor],
+    received: Mapping[str, Mapping[str, Tensor]],
+    kept: Mapping[str, Mapping[str, Tensor]],
+    first_time: bool,
+    relative_size: float,
+    seed: int,
+    round: int,
+    index: int,
+    device: torch.device,
+    clock: Callable[[], float],
+    precision: Precision = "float32",
+    buffers: Literal["average", "keep-local"] = "average",
+    on_progress: Callable[[TrainProgress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> LocalResult:
+    """Train ``model`` (overwritten by ``start``) on ``examples`` for one round.
+
+    ``start`` holds every tensor of the manifest, ``received`` and ``kept`` the algorithm's groups
+    (a missing group is zero); with ``keep-local`` buffers, ``kept[LOCAL_BUFFERS]`` and the result's
+    ``kept[LOCAL_BUFFERS]`` carry the client's own. ``seed`` is the run's; ``clock`` gives seconds.
+
+    Raises:
+        Stopped: ``should_stop`` (asked before every batch) said so.
+        Diverged: the loss or a parameter became NaN or infinite.
+        InvalidConfiguration: the model has nothing to train.
+    """
+    began = clock()
+    model.to(device)
+    state = local_round(
+        model, algorithm, local, start, received, kept, first_time, relative_size, buffers=buffers
+    )
+    loop = _Loop(task, algorithm, state, local, device, precision)
+    steps = planned_steps(local, len(examples), seed, round, index)
+    epochs = epochs_of(steps, local, len(examples))
+    order = batches(local, len(examples), seed, round, index)
+    augmentation = torch_generator(seed, "augmentation", round, index)
+    with reproducible(derive(seed, "dropout", round, index), device):
+        algorithm.begin(state)
+        for step, (epoch, positions) in enumerate(order, start=1):
+            if should_stop is not None and should_stop():
+                raise Stopped(f"stopped before step {step} of {steps}")
+            loop.step(examples, positions, augmentation)
+            if step % loop.look_every == 0 or step == steps:
+                loop.look(step, f"step {step} of {steps} in round {round}")
+            if on_progress is not None:
+                on_progress(TrainProgress(epoch, epochs, step, steps, loop.mean_loss))
+        return local_result(algorithm, state, len(examples), loop.mean_loss, clock() - began, buffers=buffers)
+
+
+class _Loop:
+    """One step, and the loss so far; the sum stays on the device until somebody looks."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm[Any],
+        state: LocalRound,
+        local: LocalTraining,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        self.task, self.algorithm, self.state, self.device = task, algorithm, state, device
+        self.parameters = list(state.parameters.values())
+        self.clip_norm = local.clip_norm
+        self.dtype = None if precision == "float32" else getattr(torch, precision)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda" and precision == "float16")
+        settings = (self.parameters, local.learning_rate, local.momentum)
+        self.optimizer = (
+            torch.optim.SGD(
+                *settings, weight_decay=local.weight_decay, fused=True
+            )  # the scaler takes no other
+            if self.scaler.is_enabled()
+            else SGD(*settings, weight_decay=local.weight_decay)
+        )
+        self.look_every = 1 if device.type == "cpu" else LOSS_EVERY
+        self.mean_loss: float | None = None
+        self._sum = torch.zeros((), device=device)
+
+    def step(self, examples: Examples, positions: Tensor, augmentation: torch.Generator) -> None:
+        """One batch: the examples at ``positions``, wherever they are resident."""
+        batch = examples.subset(positions).to(self.device)
+        objective = self._objective(self.task.prepare(batch.inputs, augmentation), batch.targets)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.scaler.scale(objective))
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            self.scaler.unscale_(self.optimizer)
+        self.algorithm.on_gradient(self.state)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        if self._apply():
+            self.state.steps += 1
+            self.algorithm.on_step(self.state)
+
+    def look(self, step: int, where: str) -> None:
+        """Fetch the mean loss of the ``step`` batches so far, and give up if it is no number."""
+        self.mean_loss = self._sum.item() / step
+        if not math.isfinite(self.mean_loss):
+            raise Diverged(f"The loss is {self.mean_loss} at {where}.")
+
+    def _objective(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            outputs = self.state.model(inputs)
+            loss = self.task.loss(outputs, targets)
+            extra = self.algorithm.extra_loss(self.state, Batch(inputs, targets, outputs))
+        self._sum += loss.detach()
+        return loss if extra is None else loss + extra
+
+    def _apply(self) -> bool:
+        """The optimizer's step; False where float16 gradients overflowed and the scaler left it out."""
+        if isinstance(self.optimizer, SGD):
+            self.optimizer.step()
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before

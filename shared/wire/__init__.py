@@ -1,0 +1,231 @@
+"""Tensors in files: which ones under which keys, writing them, not believing them, reading them.
+
+Group ``"model"`` uses a tensor's plain name as key, any other group ``group/name``. Only this module
+knows that; everybody else looks up through a layout or through :class:`Opened`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from shared.files import replacing
+from shared.problems import InvalidConfiguration, MissingTensor
+from shared.schemas import TensorKind, TensorSpec
+from shared.wire.header import DTYPES, METADATA, Header, read_header, shown
+from shared.wire.validation import Layout, validate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "MODEL",
+    "Layout",
+    "Opened",
+    "Written",
+    "groups_layout",
+    "key",
+    "model_layout",
+    "opened",
+    "read_group",
+    "update_layout",
+    "validate",
+    "write",
+]
+
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A finished file; ``digest`` is the SHA-256 of its bytes, hexadecimal."""
+
+    path: Path
+    digest: str
+    bytes: int
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def key(group: str, name: str) -> str:
+    """The key of a tensor in a file.
+
+    >>> key("model", "fc.weight"), key("control", "fc.weight")
+    ('fc.weight', 'control/fc.weight')
+    """
+    return name if group == MODEL else f"{group}/{name}"
+
+
+def model_layout(manifest: Iterable[TensorSpec]) -> Layout:
+    """A model file: every tensor of the manifest."""
+    return _layout((MODEL, spec) for spec in manifest)
+
+
+def update_layout(
+    manifest: Iterable[TensorSpec], uploads: Sequence[str], buffers: Literal["average", "keep-local"]
+) -> Layout:
+    """An update file: trainable parameters, averaged buffers, and the algorithm's upload groups."""
+    manifest = tuple(manifest)
+    sent = {TensorKind.PARAMETER} | ({TensorKind.BUFFER} if buffers == "average" else set())
+    model = [(MODEL, spec) for spec in manifest if spec.kind in sent]
+    return _layout([*model, *_parameter_groups(manifest, uploads)])
+
+
+def groups_layout(manifest: Iterable[TensorSpec], groups: Sequence[str]) -> Layout:
+    """A file of parameter-shaped groups only: server state, or what a client keeps."""
+    return _layout(_parameter_groups(tuple(manifest), groups))
+
+
+def _parameter_groups(manifest: Sequence[TensorSpec], groups: Sequence[str]) -> list[tuple[str, TensorSpec]]:
+    return [(group, spec) for group in groups for spec in manifest if spec.kind is TensorKind.PARAMETER]
+
+
+def _layout(items: Iterable[tuple[str, TensorSpec]]) -> dict[str, TensorSpec]:
+    found: dict[str, TensorSpec] = {}
+    for group, spec in items:
+        name = key(group, spec.name)
+        _check_key(name, found)
+        if spec.dtype not in DTYPES:
+            raise InvalidConfiguration(
+                f"tensor {shown(spec.name)} has dtype {shown(spec.dtype)}, which cannot be sent",
+                hint=f"Known are {', '.join(DTYPES)}.",
+            )
+        found[name] = spec
+    return found
+
+
+def _check_key(name: str, taken: Mapping[str, object]) -> None:
+    if name == METADATA or name in taken:
+        reason = "is reserved by the file format" if name == METADATA else "stands for two tensors"
+        raise InvalidConfiguration(
+            f"the tensor key {shown(name)} {reason}", hint="Rename the parameter, buffer or tensor group."
+        )
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], *, durable: bool = True) -> Written:
+    """Write ``{group: {name: tensor}}`` as safetensors; equal tensors give equal bytes.
+
+    The file appears under its name whole, durable and with mode 0644, or not at all (``durable``: see
+    :func:`shared.files.replacing`). Beyond the tensors given, memory for one of them is needed (for those
+    not contiguous or not on the CPU).
+    Raises InvalidConfiguration (a key twice, a dtype that cannot be sent), StorageUnavailable.
+    """
+    flat = _flatten(tensors)
+    # widest first, so that every tensor is aligned to its itemsize; then by key
+    order = sorted(flat, key=lambda name: (-flat[name].element_size(), name))
+    digest, total = hashlib.sha256(), 0
+    with replacing(path, durable=durable) as file:
+        for data in _parts(order, flat):
+            digest.update(data)
+            file.write(data)
+            total += len(data)
+    return Written(path, digest.hexdigest(), total)
+
+
+def _flatten(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for group, members in tensors.items():
+        for name, tensor in members.items():
+            _check_key(key(group, name), flat)
+            flat[key(group, name)] = tensor
+    return flat
+
+
+def _parts(order: Sequence[str], flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    yield _header_bytes(order, flat)
+    for name in order:
+        yield _bytes_of(flat[name])
+
+
+def _header_bytes(order: Sequence[str], flat: Mapping[str, Tensor]) -> bytes:
+    from shared.wire.tensors import dtype_name
+
+    items, position = {}, 0
+    for name in order:
+        tensor = flat[name]
+        stop = position + tensor.numel() * tensor.element_size()
+        items[name] = {
+            "dtype": dtype_name(tensor.dtype, name),
+            "shape": list(tensor.shape),
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    import torch
+
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Opened:
+    """A mapped file. Tensors point into the mapping: they are for use inside the ``with`` block only."""
+
+    def __init__(self, mapping: mmap.mmap, header: Header) -> None:
+        self._mapping = mapping
+        self._header = header
+
+    def has(self, group: str, name: str) -> bool:
+        return key(group, name) in self._header.entries
+
+    def tensor(self, group: str, name: str) -> Tensor:
+        """The tensor without copying (a private mapping: writing to it never reaches the file).
+
+        Raises MissingTensor.
+        """
+        import torch
+
+        entry = self._header.entries.get(key(group, name))
+        if entry is None:
+            raise MissingTensor(
+                f"the file holds no tensor {shown(key(group, name))}", tensor=shown(key(group, name))
+            )
+        dtype, count = DTYPES[entry.dtype], (entry.stop - entry.start) // DTYPES[entry.dtype].itemsize
+        kind: torch.dtype = getattr(torch, dtype.torch)
+        if count == 0:
+            return torch.empty(entry.shape, dtype=kind)
+        source: mmap.mmap | bytearray = self._mapping
+        offset = self._header.data_start + entry.start
+        if offset % dtype.itemsize:  # other writers need not align
+            source, offset = bytearray(self._mapping[offset : offset + entry.stop - entry.start]), 0
+        return torch.frombuffer(source, dtype=kind, count=count, offset=offset).reshape(entry.shape)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Opened]:
+    """Map a file and read its tensors one by one; at the end of the block its pages leave memory.
+
+    Raises FileNotFoundError, and NotSafetensors or Truncated for what is no whole safetensors file.
+    """
+    with path.open("rb") as file:
+        header = read_header(file)
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        yield Opened(mapping, header)
+    finally:
+        # not close(): a tensor that the caller still holds would point to nowhere. Its pages go in any case,
+        # the mapping itself when the last tensor does.
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def read_group(path: Path, group: str, names: Iterable[str]) -> dict[str, Tensor]:
+    """Copies of the named tensors of a group, in memory. Raises what :func:`opened` and ``tensor`` raise."""
+    with opened(path) as file:
+        return {name: file.tensor(group, name).clone() for name in names}

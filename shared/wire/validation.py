@@ -1,0 +1,152 @@
+"""Does a file hold exactly the tensors that are expected, and only finite numbers?
+
+The one place that decides what of the uploaded bytes is believed. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+
+from shared.problems import (
+    MissingTensor,
+    NotFinite,
+    NotSafetensors,
+    TooLarge,
+    Truncated,
+    UnknownTensor,
+    WrongDtype,
+    WrongShape,
+)
+from shared.schemas import TensorSpec
+from shared.wire.header import DTYPES, MAX_HEADER_BYTES, Entry, Header, read_header, shown
+
+__all__ = ["Layout", "validate"]
+
+CHUNK_BYTES = 1024 * 1024  # stays in the processor's cache, a multiple of every itemsize
+
+Layout = Mapping[str, TensorSpec]
+"""Wire key to specification; the specification's name is the tensor's own, without group."""
+
+
+def validate(path: Path, layout: Layout, max_bytes: int | None = None) -> None:
+    """Accept ``path`` if it is a safetensors file of exactly the tensors of ``layout``, all finite.
+
+    Reads the file once, in pieces of 1 MiB; memory does not grow with its size.
+    Raises the subclasses of UpdateInvalid, which name the tensor, what was expected and what was received.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        if max_bytes is not None and size > max_bytes:
+            raise TooLarge(
+                f"the file has {size} bytes, allowed are {max_bytes}",
+                hint="Was another model trained than the run's?",
+            )
+        header = read_header(file, _header_limit(layout))
+        _compare(header.entries, layout)
+        _scan(file, header)
+
+
+def _header_limit(layout: Layout) -> int:
+    """Longest header that these tensors can need: keys may be escaped, numbers have at most 19 digits."""
+    tensors = sum(12 * len(name) + 22 * len(spec.shape) + 160 for name, spec in layout.items())
+    return min(MAX_HEADER_BYTES, tensors + 64 * 1024)  # the rest is for __metadata__
+
+
+def _compare(entries: Mapping[str, Entry], layout: Layout) -> None:
+    for name in entries:
+        if name not in layout:
+            raise UnknownTensor(
+                f"tensor {shown(name)} is not one of the {len(layout)} that the run expects",
+                hint="Train the model that the run's task builds; upload what the algorithm declares.",
+                tensor=shown(name),
+            )
+    for name, spec in layout.items():
+        if name not in entries:
+            raise MissingTensor(
+                f"tensor {shown(name)} ({spec.dtype} {list(spec.shape)}) is missing",
+                hint="Upload every trainable parameter, averaged buffer and declared group.",
+                tensor=shown(name),
+            )
+        _compare_tensor(name, entries[name], spec)
+
+
+def _compare_tensor(name: str, entry: Entry, spec: TensorSpec) -> None:
+    if entry.dtype != spec.dtype:
+        raise WrongDtype(
+            f"tensor {shown(name)} has dtype {entry.dtype}, expected is {spec.dtype}",
+            hint="Convert it before writing the file.",
+            tensor=shown(name),
+            expected=spec.dtype,
+            received=entry.dtype,
+        )
+    if entry.shape != spec.shape:
+        raise WrongShape(
+            f"tensor {shown(name)} has shape {list(entry.shape)}, expected is {list(spec.shape)}",
+            hint="Train the model that the run's task builds, with the run's number of classes.",
+            tensor=shown(name),
+            expected=list(spec.shape),
+            received=list(entry.shape),
+        )
+
+
+def _scan(file: FileIO, header: Header) -> None:
+    """Look at every floating value and every boolean; ``file`` stands at the beginning of the data."""
+    chunk, scratch = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
+    for name, entry in header.entries.items():
+        dtype = DTYPES[entry.dtype]
+        file.seek(header.data_start + entry.start)
+        if dtype.exponent is not None:
+            _scan_floats(file, name, entry, chunk, scratch)
+        elif entry.dtype == "BOOL":
+            _scan_booleans(file, name, entry, chunk)
+
+
+def _scan_floats(file: FileIO, name: str, entry: Entry, chunk: bytearray, scratch: bytearray) -> None:
+    dtype = DTYPES[entry.dtype]
+    kind = np.dtype(f"<u{dtype.itemsize}")
+    mask = kind.type(dtype.exponent or 0)
+    exponents = np.frombuffer(scratch, kind)
+    for start, count in _pieces(file, name, entry, chunk):
+        values = np.frombuffer(chunk, kind, count // dtype.itemsize)
+        masked = np.bitwise_and(values, mask, out=exponents[: len(values)])
+        # bits, not isfinite: numpy knows no bfloat16, and takes five times as long for float16
+        if masked.max() == mask:
+            position = start // dtype.itemsize + int(masked.argmax())
+            raise NotFinite(
+                f"tensor {shown(name)} holds NaN or infinity at position {position} of its flattened values",
+                hint="The training diverged: lower the learning rate or clip gradients.",
+                tensor=shown(name),
+                position=position,
+            )
+
+
+def _scan_booleans(file: FileIO, name: str, entry: Entry, chunk: bytearray) -> None:
+    for _, count in _pieces(file, name, entry, chunk):
+        if np.frombuffer(chunk, np.uint8, count).max() > 1:
+            raise NotSafetensors(
+                f"tensor {shown(name)} is BOOL but holds bytes other than 0 and 1",
+                hint="Write the file with shared.wire.write or safetensors.",
+                tensor=shown(name),
+            )
+
+
+def _pieces(file: FileIO, name: str, entry: Entry, chunk: bytearray) -> Iterator[tuple[int, int]]:
+    """Fill ``chunk`` again and again; yields the position in the tensor and the length, in bytes."""
+    length = entry.stop - entry.start
+    for start in range(0, length, CHUNK_BYTES):
+        view = memoryview(chunk)[: min(CHUNK_BYTES, length - start)]
+        if _fill(file, view) < len(view):  # somebody shortened the file after its header was read
+            raise Truncated(f"the file ends within tensor {shown(name)}", hint="Send it again.")
+        yield start, len(view)
+
+
+def _fill(file: FileIO, view: memoryview) -> int:
+    """``readinto`` until the view is full or the file ends; a single call may give less."""
+    filled = 0
+    while filled < len(view) and (count := file.readinto(view[filled:])):
+        filled += count
+    return filled

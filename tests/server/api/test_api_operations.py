@@ -1,0 +1,164 @@
+"""Health, metrics, the list of calls, and how faults are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.api.updates import MEDIA_TYPES
+from server.version import VERSION
+from tests.helpers.live_coordinator import Live, enrolled, file_of, live
+
+
+@pytest.fixture
+def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "data") as opened:
+        yield opened
+
+
+def test_health_and_readiness(at: Live) -> None:
+    http = at.http()
+    assert http.get(f"{at.url}/healthz").json() == {"status": "ok", "version": VERSION, "checks": {}}
+    ready = http.get(f"{at.url}/readyz")
+    assert ready.json()["checks"] == {"database": "ok", "schema": "ok", "blobs": "ok"}
+    incoming = at.coordinator.blobs.folder / "incoming"
+    incoming.rmdir()
+    spoiled = http.get(f"{at.url}/readyz")
+    assert spoiled.status_code == 503
+    assert spoiled.json()["checks"]["blobs"].startswith("storage-unavailable")
+    assert spoiled.json()["checks"]["database"] == "ok"
+    incoming.mkdir()
+
+
+def test_an_old_schema_is_not_ready(at: Live) -> None:
+    with at.coordinator.store.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'older'")
+    answer = at.http().get(f"{at.url}/readyz")
+    assert answer.status_code == 503
+    assert "schema-outdated" in answer.json()["checks"]["schema"]
+
+
+def test_metrics(at: Live) -> None:
+    at.create(min_clients=1, rounds=1)
+    (site,) = enrolled(at, (10,), (0.25,))
+    site.upload("demo", 1, file_of(1.0)[:-1])
+    body = file_of(1.0)
+    assert site.upload("demo", 1, body).status_code == 200
+    at.wait_for(lambda: at.run()["status"] == "completed")
+    answer = at.http().get(f"{at.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    for line in (
+        "feddisco_updates_total 1.0",
+        f"feddisco_received_bytes_total {float(len(body))}",
+        'feddisco_problems_total{code="truncated"} 1.0',
+        'feddisco_discrepancy{client="site-0",run="demo"} 0.25',
+        'feddisco_aggregation_weight{client="site-0",run="demo"} 1.0',
+        'feddisco_stored{noun="runs",status="completed"} 1.0',
+        "feddisco_aggregation_seconds_count 1.0",
+        "feddisco_waiting_polls 0.0",
+    ):
+        assert line in answer.text.splitlines(), line
+
+
+def test_the_reference_lists_every_call(at: Live) -> None:
+    html = at.http().get(f"{at.url}/docs").text
+    for path, methods in at.http().get(f"{at.url}/openapi.json").json()["paths"].items():
+        for method in methods:
+            assert f"{method.upper()} {path}</code>" in html
+    assert "http://" not in html
+    assert "<script" not in html
+    assert all(kind in html for kind in MEDIA_TYPES)
+
+
+def test_refusals_name_field_and_value(at: Live) -> None:
+    answer = at.admin.post("/runs", json={"config": {"name": "Demo", "rounds": 0}})
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (problem["status"], problem["code"]) == (422, "invalid-request")
+    assert {error["field"] for error in problem["errors"]} == {"body.config.name", "body.config.rounds"}
+    assert "'Demo'" in problem["detail"]
+
+
+def test_every_kind_of_refusal_is_a_problem_document(at: Live) -> None:
+    http = at.http()
+    for answer, status, code in (
+        (http.get("/nothing"), 404, "not-found"),
+        (http.put("/runs"), 405, "method-not-allowed"),
+        (at.admin.post("/runs", content="{"), 422, "invalid-request"),
+        (at.admin.post("/runs", content=b'"' + b"x" * 2**20 + b'"'), 413, "too-large"),
+        (http.get("/runs/%00"), 422, "invalid-request"),
+        (http.get("/runs/demo"), 404, "not-found"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_fault_is_told_without_its_traceback(at: Live, caplog: pytest.LogCaptureFixture) -> None:
+    with at.coordinator.store.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE join_tokens RENAME TO elsewhere")
+    answer = at.admin.get("/join-tokens")
+    assert answer.status_code in (500, 503)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "Traceback" not in answer.text
+
+
+def test_a_run_of_a_built_in_task_needs_no_upload(at: Live) -> None:
+    config = {"name": "digits", "task": "digits", "seed": 3}
+    first = at.admin.post("/runs", json={"config": config}).json()
+    again = at.admin.post("/runs", json={"config": {**config, "name": "again"}}).json()
+    other = at.admin.post("/runs", json={"config": {**config, "name": "other", "seed": 4}}).json()
+    assert first["classes"] == [str(digit) for digit in range(10)]
+    assert first["initial_model"] == again["initial_model"] != other["initial_model"]
+    assert at.admin.post("/runs", json={"config": config}).json()["code"] == "name-taken"
+
+
+def test_configurations_that_cannot_be_built(at: Live) -> None:
+    for config, words in (
+        ({"task": "nothing-like-it"}, "no built-in task"),
+        ({"task": "my.module:Task"}, "not built in"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"algorithm": "no_such_algorithm"}, "no_such_algorithm"),
+        ({"weighting": {"kind": "disco", "target": [0.5, 0.5]}}, "2 shares for 10 classes"),
+    ):
+        answer = at.admin.post("/runs", json={"config": {"name": "odd", **config}})
+        assert answer.status_code == 422, answer.text
+        assert words in answer.text
+    assert at.admin.get("/runs").json() == []
+
+
+def test_updates_larger_than_allowed_are_refused_at_the_runs_creation(
+    database_url: str, tmp_path: Path
+) -> None:
+    with live(database_url, tmp_path / "data", max_update_bytes=1000) as at:
+        answer = at.admin.post("/runs", json={"config": {"name": "big"}})
+        assert answer.json()["code"] == "invalid-configuration"
+        assert "FEDDISCO_MAX_UPDATE_BYTES" in answer.json()["hint"]
+
+
+def test_enrolment_compares_the_class_contract(at: Live) -> None:
+    at.create()
+    site = at.site("site-0")
+    wrong = site.enrol("demo", 10, classes=["cat", "owl", "dog"])
+    assert wrong.json()["code"] == "class-contract-mismatch"
+    assert "class 1" in wrong.json()["detail"]
+    assert site.enrol("demo", 10, classes=["cat", "dog"]).status_code == 409
+    assert site.enrol("demo", 10, task="other").status_code == 409
+    assert site.enrol("demo", 10, index=0).json() == site.enrol("demo", 10, index=0).json()
+    assert site.enrol("demo", 11, index=0).json()["code"] == "already-enrolled"
+    other = at.site("site-1")
+    assert other.enrol("demo", 10, index=0).json()["code"] == "index-taken"
+    assert other.http.post("/runs/demo/decline", json={"reason": "other data"}).status_code == 204
+
+
+def test_a_discrepancy_is_submitted_once(at: Live) -> None:
+    at.create()
+    (site,) = enrolled(at, (10,), (0.25,))
+    assert site.submit("demo", 0.25).status_code == 204
+    assert site.submit("demo", 0.5).json()["code"] == "discrepancy-already-submitted"
+    assert site.submit("demo", 0.25, metric="l1").status_code in (409, 422)
+    other = at.site("site-1")
+    other.enrol("demo", 10)
+    assert other.submit("demo", "Infinity").status_code == 204
+    assert [row["discrepancy"] for row in at.run()["enrolments"]] == [0.25, "Infinity"]

@@ -1,0 +1,175 @@
+"""Starting and ending: what can be wrong is said in one sentence, and SIGTERM is a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from server.main import migrate, serve
+from server.settings import Settings
+from tests.helpers.live_coordinator import ADMIN, process, settings_for
+
+
+def refusal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``serve`` says when it cannot start."""
+    assert serve(settings) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("feddisco server: ")
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = refusal(Settings(data_folder=tmp_path, port=port), capsys)
+    assert f"127.0.0.1:{port}" in said
+    assert "--port" in said
+
+
+def test_a_data_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert "data folder" in refusal(Settings(data_folder=tmp_path / "file", port=0), capsys)
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = tmp_path / "lost.pem"
+    said = refusal(Settings(data_folder=tmp_path, port=0, tls_certificate=lost, tls_key=lost), capsys)
+    assert str(lost) in said
+
+
+def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = "postgresql://somebody:secret-word@127.0.0.1:1/nowhere"
+    said = refusal(settings_for(url, tmp_path), capsys)
+    assert "does not answer" in said
+    assert "secret-word" not in said
+
+
+def test_postgresql_is_migrated_by_its_operator_only(
+    postgres: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = postgres.empty()
+    try:
+        settings = settings_for(url, tmp_path)
+        assert "feddisco server migrate" in refusal(settings, capsys)
+        assert migrate(settings) == 0
+        assert migrate(settings) == 0, "again is fine"
+    finally:
+        postgres.drop(url)
+
+
+class Process:
+    """A coordinator's process; its stderr is read in the background of waiting for lines."""
+
+    def __init__(self, folder: Path, database_url: str, **settings: Any) -> None:
+        self.popen: subprocess.Popen[str] = process(folder, database_url, **settings)
+        self.lines: list[str] = []
+
+    def line(self, wanted: str) -> str:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.lines.append(line)
+            if wanted in line:
+                return line
+        raise AssertionError(f"no {wanted!r} in {self.lines}")
+
+    def address(self) -> str:
+        found = re.search(r"https?://\S+", self.line("coordinator on"))
+        assert found is not None
+        return found[0].strip('"}')
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.popen.send_signal(number)
+        assert self.popen.stderr is not None
+        self.lines += self.popen.stderr.readlines()
+        return self.popen.wait(timeout=30)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    started: list[Process] = []
+
+    def one(**settings: Any) -> Process:
+        url = settings.pop("database_url", f"sqlite:///{tmp_path / 'data' / 'own.sqlite'}")
+        started.append(Process(tmp_path / "data", url, **settings))
+        return started[-1]
+
+    yield one
+    for running in started:
+        if running.popen.poll() is None:
+            running.popen.kill()
+        running.popen.wait()
+        assert running.popen.stderr is not None
+        running.popen.stderr.close()
+
+
+def until_ready(url: str, verify: Any = True) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if httpx.get(f"{url}/readyz", verify=verify).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise AssertionError("it never was ready")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_clean_end_also_for_those_who_wait(start: Callable[..., Process], number: int) -> None:
+    running = start(admin_token=None)
+    url = running.address()
+    told = running.line("admin token is in")
+    until_ready(url)
+    path = Path(told.split("admin token is in ")[1].strip())
+    token = path.read_text().strip()
+    assert httpx.get(f"{url}/api/v1/clients", headers={"Authorization": f"Bearer {token}"}).json() == []
+    with httpx.stream("GET", f"{url}/api/v1/events") as stream:
+        assert stream.status_code == 200
+        began = time.monotonic()
+        assert running.end(number) == 0
+        assert time.monotonic() - began < 15
+    assert not any(token in line for line in running.lines)
+
+
+@pytest.mark.e2e
+def test_tls_and_json_logs(start: Callable[..., Process], tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    key, certificate, trusted = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "ca.pem"
+    issued.private_key_pem.write_to_path(key)
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    authority.cert_pem.write_to_path(trusted)
+    running = start(tls_certificate=str(certificate), tls_key=str(key), log_format="json", access_log=True)
+    url = running.address()
+    assert url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(trusted))
+    until_ready(url, context)
+    answer = httpx.get(f"{url}/api/v1/clients", verify=context, headers={"Authorization": f"Bearer {ADMIN}"})
+    assert answer.status_code == 200
+    assert running.end() == 0
+    entries = [json.loads(line) for line in running.lines]
+    assert any("/api/v1/clients" in entry["message"] for entry in entries), "access log"
+    assert not any(ADMIN in entry["message"] for entry in entries)
+
+
+def test_the_process_starts_without_pytorch() -> None:
+    program = "import sys, server.app, server.main; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)

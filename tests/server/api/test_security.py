@@ -1,0 +1,250 @@
+"""Tokens: who is let in, what is told, where secrets never appear."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.database.session import make_engine
+from server.settings import Settings, unknown_variables
+from server.web.errors import invalid
+from server.web.security import (
+    Guard,
+    KnownClient,
+    admin_token,
+    bearer,
+    hash_token,
+    new_token,
+    viewer_password,
+)
+from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
+from tests.helpers.live_coordinator import ADMIN, JOIN, Live, live
+
+VIEWER = "viewer-token-of-the-tests"
+
+
+class Clients:
+    """A table of clients, and how often it was asked."""
+
+    def __init__(self, **clients: bool) -> None:
+        self.rows = {hash_token(name): KnownClient(name, revoked) for name, revoked in clients.items()}
+        self.asked = 0
+
+    async def find(self, hashed: str) -> KnownClient | None:
+        self.asked += 1
+        return self.rows.get(hashed)
+
+
+def guard(clients: Clients, now: list[float] | None = None, viewer: str | None = None) -> Guard:
+    ticks = now if now is not None else [0.0]
+    return Guard(admin=ADMIN, viewer=viewer, find=clients.find, monotonic=lambda: ticks[0])
+
+
+def test_missing_wrong_and_revoked_are_told_apart() -> None:
+    found = guard(Clients(anna=False, otto=True))
+    assert asyncio.run(found.client("anna")) == "anna"
+    with pytest.raises(RevokedToken, match="otto"):
+        asyncio.run(found.client("otto"))
+    with pytest.raises(WrongToken):
+        asyncio.run(found.client("nobody"))
+    for header in (None, "", "Bearer", "Bearer  ", "Basic abc", ADMIN):
+        with pytest.raises(MissingToken):
+            bearer(header)
+    assert bearer("bearer  abc ") == "abc"
+
+
+def test_a_client_is_not_the_admin() -> None:
+    found = guard(Clients(anna=False))
+    assert asyncio.run(found.admin(ADMIN)) == "admin"
+    with pytest.raises(Forbidden, match="anna"):
+        asyncio.run(found.admin("anna"))
+    with pytest.raises(WrongToken):
+        asyncio.run(found.admin("nobody"))
+
+
+def test_answers_are_remembered_for_a_moment_and_forgotten_at_once() -> None:
+    now, clients = [0.0], Clients(anna=False)
+    found = guard(clients, now)
+    for _ in range(5):
+        asyncio.run(found.client("anna"))
+    assert clients.asked == 1
+    now[0] = 2.5
+    asyncio.run(found.client("anna"))
+    assert clients.asked == 2
+    clients.rows[hash_token("anna")] = KnownClient("anna", True)
+    found.forget("anna")
+    with pytest.raises(RevokedToken):
+        asyncio.run(found.client("anna"))
+
+
+def test_a_refusal_is_not_remembered() -> None:
+    clients = Clients()
+    found = guard(clients)
+    with pytest.raises(WrongToken):
+        asyncio.run(found.client("late"))
+    clients.rows[hash_token("late")] = KnownClient("late", False)
+    assert asyncio.run(found.client("late")) == "late"
+
+
+def test_a_viewers_password() -> None:
+    assert viewer_password("Basic YW55Ym9keTpzZWNyZXQ=") == "secret"  # anybody:secret
+    assert viewer_password("Bearer secret") == "secret"
+    for broken in ("Basic ???", "Basic /w==", None):
+        with pytest.raises(MissingToken):
+            viewer_password(broken)
+
+
+def test_the_admin_token_is_made_once_and_kept_to_its_owner(tmp_path: Path) -> None:
+    settings = Settings(data_folder=tmp_path / "data")
+    token = admin_token(settings)
+    path = tmp_path / "data" / "admin-token"
+    assert len(token) >= 43
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert admin_token(settings) == token, "the same at the next start"
+    assert list(path.parent.iterdir()) == [path]
+    assert admin_token(Settings(data_folder=tmp_path, admin_token=ADMIN)) == ADMIN
+
+
+def test_an_admin_token_that_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageUnavailable, match="admin-token"):
+        admin_token(Settings(data_folder=tmp_path / "file"))
+
+
+@pytest.fixture
+def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "data") as opened:
+        yield opened
+
+
+def test_no_token_is_stored(at: Live, database_url: str, tmp_path: Path) -> None:
+    site = at.site("anna")
+    token = site.http.headers["Authorization"].removeprefix("Bearer ")
+    engine = make_engine(database_url)
+    with engine.connect() as connection:
+        hashes = connection.exec_driver_sql("SELECT token_hash FROM clients").scalars().all()
+        joins = connection.exec_driver_sql("SELECT token_hash FROM join_tokens").scalars().all()
+    engine.dispose()
+    assert hashes == [hash_token(token)]
+    assert joins == [hash_token(JOIN)]
+    for secret in (token, JOIN, ADMIN):
+        assert secret not in repr(at.coordinator.settings)
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+def test_join_tokens_count_expire_and_are_revoked(at: Live) -> None:
+    made = at.admin.post("/join-tokens", json={"uses": 1}).json()
+    assert at.http(made["token"]).post("/clients", json={}).json()["client"] == "client-1"
+    assert at.http(made["token"]).post("/clients", json={}).json()["code"] == "wrong-token"
+    other = at.admin.post("/join-tokens", json={"valid_seconds": 3600}).json()
+    assert other["expires_at"] is not None
+    assert at.admin.delete(f"/join-tokens/{other['id']}").status_code == 204
+    assert at.http(other["token"]).post("/clients", json={}).json()["code"] == "wrong-token"
+    listed = at.admin.get("/join-tokens").json()
+    assert {made["id"], other["id"]} <= {row["id"] for row in listed}
+    assert not any("token" in row for row in listed)
+
+
+def test_a_registration_whose_answer_was_lost_is_repeated(at: Live) -> None:
+    join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
+    mine = {"token": new_token()}
+    first, again = (at.http(join).post("/clients", json=mine) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json() == {**first.json(), "client": "client-1", **mine}
+    assert at.http(mine["token"]).get("/work?wait=0").status_code == 204
+    assert [row["client"] for row in at.admin.get("/clients").json()] == ["client-1"]
+    other = at.http(join).post("/clients", json=mine | {"name": "anna"})
+    assert (other.status_code, other.json()["code"]) == (409, "name-taken")
+    assert "'client-1' registered with this token" in other.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"token": "easily-guessed"}, {"token": "easily-guessed" * 20}, {"token": "easily-guessed", "n": 1}],
+)
+def test_a_token_that_is_not_random_bits_is_refused_and_not_repeated(at: Live, body: dict[str, str]) -> None:
+    answer = at.http(JOIN).post("/clients", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.token")
+    assert "easily-guessed" not in answer.text
+    missing = invalid([{"loc": ("body", "name"), "msg": "Field required", "input": body}])
+    assert "easily-guessed" not in str(missing.as_json())
+
+
+def test_versions_are_compared_at_registration(at: Live) -> None:
+    answer = at.http(JOIN).post("/clients", json={"name": "old", "protocol": 99, "version": "9.9"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "incompatible-version")
+    assert "9.9" in answer.json()["detail"]
+    assert at.http(JOIN).post("/clients", json={"name": "old"}).status_code == 201, "the name is still free"
+    assert at.http(JOIN).post("/clients", json={"name": "old"}).json()["code"] == "name-taken"
+
+
+def test_what_only_the_admin_may(at: Live) -> None:
+    site = at.site("anna")
+    calls = [
+        ("GET", "/clients"),
+        ("DELETE", "/clients/anna"),
+        ("GET", "/join-tokens"),
+        ("DELETE", "/join-tokens/1"),
+        ("POST", "/runs/demo/start"),
+        ("POST", "/runs/demo/pause"),
+        ("POST", "/runs/demo/resume"),
+        ("POST", "/runs/demo/stop"),
+    ]
+    for method, address in calls:
+        assert site.http.request(method, address).status_code == 403, address
+        assert at.http().request(method, address).status_code == 401, address
+
+
+def test_a_viewer_token_closes_everything_that_is_read(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data", viewer_token=VIEWER) as at:
+        at.create()
+        site, anybody = at.site("anna"), at.http()
+        for address in (
+            "/runs",
+            "/runs/demo",
+            "/runs/demo/rounds",
+            "/runs/demo/evaluations",
+            "/runs/demo/events",
+        ):
+            assert anybody.get(address).status_code == 401, address
+        for page in ("/", "/runs/demo", "/docs", "/metrics"):
+            answer = anybody.get(f"{at.url}{page}")
+            assert answer.status_code == 401, page
+            assert answer.headers["www-authenticate"].startswith("Basic"), "a browser asks for the password"
+            assert anybody.get(f"{at.url}{page}", auth=("me", VIEWER)).status_code == 200, page
+        assert anybody.get(f"{at.url}/healthz").status_code == 200
+        for token in (VIEWER, ADMIN):
+            assert at.http(token).get("/runs").status_code == 200
+        assert site.http.get("/runs/demo").status_code == 200, "clients read the run that they enrol in"
+        assert anybody.get("/runs", auth=("me", "wrong-password-here")).status_code == 401
+
+
+def test_pages_may_load_nothing_foreign(at: Live) -> None:
+    headers = at.http().get(f"{at.url}/").headers
+    assert headers["content-security-policy"].startswith("default-src 'self'")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert "server" not in headers
+
+
+def test_misspelt_variables_are_named() -> None:
+    environment = {
+        "FEDDISCO_PROT": "1",
+        "FEDDISCO_PORT": "1",
+        "FEDDISCO_URL": "x",
+        "OTHER": "y",
+        "FEDDISCO_DATA": "/",
+    }
+    assert unknown_variables(["FEDDISCO_URL"], environment) == ("FEDDISCO_PROT",)
+
+
+@pytest.mark.parametrize("secret", ["short", "with a space in it", "ümlautümlautümlaut"])
+def test_weak_tokens_are_refused_without_being_shown(secret: str) -> None:
+    with pytest.raises(ValueError, match="16 or more ASCII") as caught:
+        Settings(admin_token=secret)
+    assert secret not in str(caught.value)

@@ -1,0 +1,123 @@
+"""The tables come to be by the migrations, on both databases, and go again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from server.database.migrations import check_current, current, downgrade, head, is_current, migrating, upgrade
+from server.database.session import make_engine
+from server.database.tables import metadata
+from shared.problems import SchemaOutdated, StorageUnavailable
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_migrations_make_exactly_the_tables_of_the_code(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, metadata) == []
+
+
+def test_up_down_up(empty_database_url: str) -> None:
+    engine = make_engine(empty_database_url)
+    assert current(engine) is None
+    assert not is_current(engine)
+    upgrade(empty_database_url)
+    assert current(engine) == head()
+    upgrade(empty_database_url)  # again: nothing happens
+    downgrade(empty_database_url)
+    assert current(engine) is None
+    assert sa.inspect(engine).get_table_names() == ["alembic_version"]
+    upgrade(empty_database_url)
+    assert is_current(engine)
+    assert set(sa.inspect(engine).get_table_names()) == {"alembic_version", *metadata.tables}
+    engine.dispose()
+
+
+def test_an_old_schema_is_refused_with_both_revisions(empty_database_url: str) -> None:
+    engine = make_engine(empty_database_url)
+    with pytest.raises(SchemaOutdated, match=f"is at nothing, this program needs {head()}") as caught:
+        check_current(engine)
+    assert "feddisco server migrate" in caught.value.hint
+    upgrade(empty_database_url)
+    check_current(engine)
+    engine.dispose()
+
+
+def test_a_schema_of_a_newer_program_is_refused(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaOutdated, match="'9999'") as caught:
+        upgrade(engine.url)
+    assert "newer version" in caught.value.hint
+
+
+def test_processes_that_migrate_at_the_same_time_wait_for_one_another(empty_database_url: str) -> None:
+    program = "import sys; from server.database.migrations import upgrade; upgrade(sys.argv[1])"
+    command = [sys.executable, "-W", "error", "-c", program, empty_database_url]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    engine = make_engine(empty_database_url)
+    assert is_current(engine)
+    engine.dispose()
+
+
+def test_a_failing_migration_leaves_nothing_behind(empty_database_url: str) -> None:
+    def fail() -> None:
+        with migrating(empty_database_url) as connection:
+            connection.exec_driver_sql("CREATE TABLE half (id INTEGER)")
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail()
+    engine = make_engine(empty_database_url)
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_batch_mode_does_not_empty_child_tables(tmp_path: Path) -> None:
+    """A parent dropped and made anew, as batch mode does: with foreign keys on, its children would go too."""
+    url = f"sqlite:///{tmp_path / 'family.sqlite'}"
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql(
+            "CREATE TABLE child (id INTEGER REFERENCES parent (id) ON DELETE CASCADE NOT NULL)"
+        )
+        connection.exec_driver_sql("INSERT INTO parent VALUES (1)")
+        connection.exec_driver_sql("INSERT INTO child VALUES (1)")
+    with migrating(url) as connection:
+        connection.exec_driver_sql("CREATE TABLE fresh (id INTEGER PRIMARY KEY, more TEXT)")
+        connection.exec_driver_sql("INSERT INTO fresh (id) SELECT id FROM parent")
+        connection.exec_driver_sql("DROP TABLE parent")
+        connection.exec_driver_sql("ALTER TABLE fresh RENAME TO parent")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id FROM child").all() == [(1,)]
+    with (
+        pytest.raises(StorageUnavailable, match="1 dangling references in child"),
+        migrating(url) as connection,
+    ):
+        connection.exec_driver_sql("DELETE FROM parent")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT id FROM parent").all() == [(1,)]
+    engine.dispose()
+
+
+def test_alembic_is_the_library_and_not_our_folder() -> None:
+    assert not (ROOT / "alembic" / "__init__.py").exists()
+    command = [sys.executable, "-m", "alembic", "heads"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [head(), "(head)"], done.stderr

@@ -1,0 +1,321 @@
+"""Random events: whatever happens in whatever order, the rules hold and the run can end."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server.lifecycle.effects import KINDS, Aggregate, Record, Wake
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    AssignmentTaken,
+    ClientDeclined,
+    ClientEnrolled,
+    ClientLeft,
+    ClientSeen,
+    CoordinatorReturned,
+    DiscrepancyReceived,
+    Event,
+    FailureReported,
+    PauseRequested,
+    ResumeRequested,
+    StartRequested,
+    StopRequested,
+    TimePassed,
+    UpdateReceived,
+)
+from server.lifecycle.machine import Decision, decide
+from server.lifecycle.state import Enrolment, Round, Run
+from server.lifecycle.views import drawable, relative_sizes, waiting_for
+from shared.problems import Conflict
+from shared.schemas import Role
+from tests.helpers.lifecycle_story import NOW, collecting, new_run, play, trainer
+
+# DESIGN section 5, written down a second time: the machine's own tables are not asked
+RUN_GRAPH = {
+    "enrolling": {"running", "stopped"},
+    "running": {"paused", "completed", "stopped"},
+    "paused": {"running", "completed", "stopped"},
+    "completed": set[str](),
+    "stopped": set[str](),
+}
+ROUND_GRAPH = {
+    "collecting": {"aggregating", "abandoned"},
+    "aggregating": {"completed", "abandoned"},
+    "completed": set[str](),
+    "abandoned": set[str](),
+}
+PARTICIPANT_GRAPH = {
+    "invited": {"training", "uploaded", "failed", "timed_out"},
+    "training": {"uploaded", "failed", "timed_out"},
+    "uploaded": {"aggregated", "rejected"},
+    "aggregated": set[str](),
+    "failed": set[str](),
+    "timed_out": set[str](),
+    "rejected": set[str](),
+}
+CLIENTS = st.sampled_from(["a", "b", "c", "d", "e"])
+SHIFTS = st.sampled_from([0, 0, 0, 0, 0, 1, -1])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Holds a run, gives it events that may or may not be possible, and looks at what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = self.first()
+        self.now = NOW
+
+    def first(self) -> Run:
+        """In its first round: three of four trainers are drawn, two have to deliver."""
+        return collecting("abcd", rounds=3, quorum=2, max_attempts=2, clients_per_round=3)
+
+    # ------------------------------------------------------------ the shell
+
+    def give(self, event: Event) -> Decision | None:
+        before = self.run
+        try:
+            decision = decide(before, event, self.now)
+        except Conflict as refusal:
+            check_refusal(before, event, refusal)
+            return None
+        check_step(before, event, decision)
+        assert decide(before, event, self.now) == decision
+        self.run = decision.run
+        return decision
+
+    def aim(self, number_shift: int, attempt_shift: int) -> tuple[int, int]:
+        """(round, attempt), mostly the current one."""
+        current = self.run.round
+        number, attempt = (current.number, current.attempt) if current else (1, 1)
+        return number + number_shift, attempt + attempt_shift
+
+    # ------------------------------------------------------------ events
+
+    @rule(
+        client=CLIENTS,
+        examples=st.sampled_from([0, 5, 5, 5]),
+        role=st.sampled_from([Role.TRAINER, Role.TRAINER, Role.TRAINER, Role.EVALUATOR]),
+        index=st.sampled_from([None, None, 0, 1, 6]),
+        wants_index=st.booleans(),
+    )
+    def enrol(self, client: str, examples: int, role: Role, index: int | None, wants_index: bool) -> None:
+        self.give(ClientEnrolled(client, role, examples, index, wants_index))
+
+    @rule(client=CLIENTS, kind=st.sampled_from([DiscrepancyReceived, ClientSeen]))
+    def show_up(self, client: str, kind: type[DiscrepancyReceived | ClientSeen]) -> None:
+        self.give(kind(client))
+
+    @rule(client=CLIENTS, kind=st.sampled_from([ClientDeclined, ClientLeft]))
+    def go(self, client: str, kind: type[ClientDeclined | ClientLeft]) -> None:
+        self.give(kind(client, "had enough"))
+
+    @rule(kind=st.sampled_from([StartRequested, PauseRequested, ResumeRequested, ResumeRequested]))
+    def control(self, kind: type[StartRequested | PauseRequested | ResumeRequested]) -> None:
+        self.give(kind())
+
+    @precondition(lambda self: self.run.completed_rounds > 0)
+    @rule()
+    def stop(self) -> None:
+        self.give(StopRequested("enough"))
+
+    @rule(client=CLIENTS, number=SHIFTS, attempt=SHIFTS)
+    def take(self, client: str, number: int, attempt: int) -> None:
+        self.give(AssignmentTaken(client, *self.aim(number, attempt)))
+
+    @rule(client=CLIENTS, number=SHIFTS, attempt=SHIFTS)
+    def upload(self, client: str, number: int, attempt: int) -> None:
+        self.give(UpdateReceived(client, *self.aim(number, attempt)))
+
+    @rule(client=CLIENTS, number=SHIFTS, attempt=SHIFTS)
+    def fail(self, client: str, number: int, attempt: int) -> None:
+        self.give(FailureReported(client, *self.aim(number, attempt), "out of memory"))
+
+    @rule(how_many=st.integers(0, 3))
+    def deliver(self, how_many: int) -> None:
+        """Some that take part do what they are asked for (random uploads alone rarely fill a round)."""
+        if self.run.round is not None:
+            for participant in waited_for(self.run.round)[:how_many]:
+                self.give(UpdateReceived(participant, *self.aim(0, 0)))
+
+    @rule(minutes=st.sampled_from([1, 30, 61]))
+    def wait(self, minutes: int) -> None:
+        self.now += dt.timedelta(minutes=minutes)
+        self.give(TimePassed())
+
+    @rule(minutes=st.sampled_from([0, 1, 61]))
+    def be_away(self, minutes: int) -> None:
+        absence = dt.timedelta(minutes=minutes)
+        self.now += absence
+        self.give(CoordinatorReturned(absence))
+        if self.run.round is not None and self.run.round.status == "collecting":
+            assert self.run.round.deadline_at > self.now
+
+    @rule(attempt=SHIFTS, excluded=st.sampled_from([(), ("a",), ("b", "c")]), weightless=st.booleans())
+    def aggregate(self, attempt: int, excluded: tuple[str, ...], weightless: bool) -> None:
+        reasons = tuple((client, "no examples") for client in excluded)
+        self.give(AggregationFinished(*self.aim(0, attempt), reasons, "all zero" if weightless else None))
+
+    @precondition(lambda self: self.run.round is not None and self.run.round.status == "aggregating")
+    @rule(well=st.booleans())
+    def finish(self, well: bool) -> None:
+        finished = AggregationFinished(*self.aim(0, 0))
+        self.give(finished if well else AggregationFailed(*self.aim(0, 0), "disk full"))
+
+    # ------------------------------------------------------------ what always holds
+
+    @invariant()
+    def a_running_run_works_or_waits_for_clients(self) -> None:
+        run = self.run
+        if run.status == "running" and not is_open(run.round):
+            assert len(drawable(run)) < run.policy.quorum
+        if run.status == "enrolling":
+            assert run.round is None
+        if run.status in ("completed", "stopped"):
+            assert not is_open(run.round)
+
+    @invariant()
+    def an_open_round_can_still_go_on(self) -> None:
+        current = self.run.round
+        if current is not None and current.status == "collecting":
+            assert waited_for(current)
+        if current is not None and current.status == "aggregating":
+            assert not waited_for(current)
+            uploads = sum(p.status == "uploaded" for p in current.participants)
+            assert uploads >= self.run.policy.quorum
+
+    @invariant()
+    def indexes_are_unique_and_every_trainer_of_a_started_run_has_one(self) -> None:
+        indexes = [e.index for e in self.run.enrolments if e.index is not None]
+        assert len(set(indexes)) == len(indexes)
+        if self.run.status in ("running", "paused"):
+            assert all(e.index is not None for e in self.run.enrolments if is_present(e, Role.TRAINER))
+        if self.run.round is not None:
+            order = [p.index for p in self.run.round.participants]
+            assert order == sorted(order)
+
+    @invariant()
+    def what_is_read_off_a_run_makes_sense(self) -> None:
+        assert waiting_for(self.run, self.now)
+        sizes = relative_sizes(self.run).values()
+        assert not sizes or abs(sum(sizes) / len(sizes) - 1) < 1e-12
+
+    def teardown(self) -> None:
+        """From wherever we are: if enough trainers come and answer, the run ends."""
+        if not self.run.status.terminal:
+            self.run_to_the_end()
+            assert self.run.status == "completed"
+            assert self.run.completed_rounds == self.run.policy.rounds
+
+    def run_to_the_end(self) -> None:
+        for client in ("x", "y", "z"):
+            self.give(ClientEnrolled(client, Role.TRAINER, 5))
+        for client in [e.client for e in self.run.enrolments]:
+            self.give(DiscrepancyReceived(client))
+            self.give(ClientSeen(client))
+        self.give(StartRequested())
+        for _ in range(self.run.policy.rounds + 1):  # one attempt may have failed beforehand
+            self.give(ResumeRequested())
+            self.deliver(9)
+            self.give(AggregationFinished(*self.aim(0, 0)))
+            if self.run.status.terminal:
+                return
+
+
+# -------------------------------------------------------------------- one step
+
+
+def check_step(before: Run, event: Event, decision: Decision) -> None:
+    """The graphs are respected, and every change leaves a record."""
+    after = decision.run
+    assert after.status == before.status or after.status in RUN_GRAPH[before.status]
+    assert after.policy is before.policy
+    assert after.completed_rounds - before.completed_rounds in (0, 1)
+    assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
+    check_effects(decision, changed=after != before)
+    if before.status.terminal:
+        assert isinstance(event, ClientLeft) or after == before
+        assert (after.status, after.round) == (before.status, before.round)
+    if after.round is not None and before.round is not None:
+        check_round(before.round, after.round)
+    if isinstance(event, FailureReported) and before.round is not None and after.round is not None:
+        others = [p for p in before.round.participants if p.client != event.client]
+        if same_attempt(before.round, after.round):
+            assert others == [p for p in after.round.participants if p.client != event.client]
+        else:  # drawn anew: then nobody was waited for any more
+            assert waited_for(before.round) == [event.client]
+
+
+def check_refusal(run: Run, event: Event, refusal: Conflict) -> None:
+    assert refusal.detail
+    assert (refusal.extra["event"], refusal.extra["state"]) == (type(event).__name__, run.status)
+
+
+def check_effects(decision: Decision, changed: bool) -> None:
+    order = {Record: 0, Aggregate: 1, Wake: 2}
+    positions = [order[type(effect)] for effect in decision.effects]
+    assert positions == sorted(positions)
+    assert positions.count(1) <= 1
+    assert positions.count(2) <= 1
+    records = [effect for effect in decision.effects if isinstance(effect, Record)]
+    assert all(record.kind in KINDS for record in records)
+    assert bool(records) == changed
+
+
+def check_round(before: Round, after: Round) -> None:
+    if same_attempt(before, after):
+        assert after.status == before.status or after.status in ROUND_GRAPH[before.status]
+        for old, new in zip(before.participants, after.participants, strict=True):
+            assert (old.client, old.index) == (new.client, new.index)
+            assert new.status == old.status or new.status in PARTICIPANT_GRAPH[old.status]
+    else:  # a new attempt of the same round, or the first of the next
+        assert (after.number, after.attempt) in (
+            (before.number, before.attempt + 1),
+            (before.number + 1, 1),
+        )
+        assert after.status == "collecting"
+        assert all(p.status == "invited" for p in after.participants)
+
+
+def same_attempt(before: Round, after: Round) -> bool:
+    return (before.number, before.attempt) == (after.number, after.attempt)
+
+
+def is_open(current: Round | None) -> bool:
+    return current is not None and current.status in ("collecting", "aggregating")
+
+
+def is_present(enrolment: Enrolment, role: Role) -> bool:
+    return enrolment.role is role and enrolment.status not in ("left", "finished", "declined")
+
+
+def waited_for(current: Round) -> list[str]:
+    return [p.client for p in current.participants if p.status in ("invited", "training")]
+
+
+class AnyOrderWithDiscrepancies(AnyOrder):
+    """With Disco weighting, a start on request, and everybody in every round."""
+
+    def first(self) -> Run:
+        run = new_run(rounds=2, autostart=False, needs_discrepancy=True)
+        return play(run, trainer("a"), trainer("b")).run
+
+
+class AnyOrderFromNothing(AnyOrder):
+    """The same from the very beginning, started by itself."""
+
+    def first(self) -> Run:
+        return new_run(rounds=1, min_clients=2, quorum=2)
+
+
+_EFFORT = settings(max_examples=30, stateful_step_count=50, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = _EFFORT
+TestAnyOrderWithDiscrepancies = AnyOrderWithDiscrepancies.TestCase
+TestAnyOrderWithDiscrepancies.settings = _EFFORT
+TestAnyOrderFromNothing = AnyOrderFromNothing.TestCase
+TestAnyOrderFromNothing.settings = _EFFORT
