@@ -29,6 +29,7 @@ class Round:
     loss: float | None
     per_category: tuple[float, ...]
     per_client: tuple[float, ...]
+    validation_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _compact(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _compact_round(line: dict[str, Any], categories: Sequence[str]) -> dict[str, Any]:
-    compact = {
+    compact: dict[str, Any] = {
         "kind": "round",
         "round": line["round"],
         "accuracy": _rounded(line["accuracy"]),
@@ -112,6 +113,8 @@ def _compact_round(line: dict[str, Any], categories: Sequence[str]) -> dict[str,
         "weights": [round(weight, 4) for weight in line["weights"]],
         "seconds": round(line["seconds"], 1),
     }
+    if line.get("validation_accuracy") is not None:
+        compact["validation_accuracy"] = _rounded(line["validation_accuracy"])
     if line.get("per_client"):
         compact["per_client"] = [round(score, 4) for score in line["per_client"]]
     return compact
@@ -128,4 +131,5 @@ def _round(line: dict[str, Any]) -> Round:
         line["loss"],
         tuple(line["per_category"]),
         tuple(line.get("per_client", ())),
+        line.get("validation_accuracy"),
     )

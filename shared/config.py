@@ -16,6 +16,7 @@ from shared.presets import expanded
 __all__ = [
     "AlgorithmChoice",
     "DiscoWeighting",
+    "Draws",
     "Frozen",
     "LocalTraining",
     "Partition",
@@ -30,7 +31,10 @@ Slug = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")
 ]
 Metric = Literal["kl", "l1", "l2", "cosine"]
+Draws = Literal["seeded", "feddisco-release"]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
+_RELEASE_ROUNDS = 10_000
+"""Each draw repeats those before it."""
 _AMOUNTS = ("epochs", "steps", "steps_range")
 
 
@@ -151,6 +155,9 @@ class Partition(Frozen):
         0.0, ge=0, lt=1, description="share of each client's examples kept for a test of its own"
     )
     test_rho: float = Field(1.0, ge=1, description="thins the common test set as rho does the training set")
+    validation: int = Field(
+        0, ge=0, description="training examples that no client is dealt: a simulation scores models on them"
+    )
     seed: int | None = Field(None, description="None: the run's seed")
 
     @model_validator(mode="before")
@@ -222,6 +229,11 @@ class RunConfig(Frozen):
     )
     autostart: bool = True
     clients_per_round: int | None = Field(None, ge=1, description="None: every ready client")
+    draws: Draws = Field(
+        "seeded",
+        description="of a round's clients: anew from seed and round, or as FedDisco's released program does, "
+        "one sample after the other from a generator seeded once",
+    )
     quorum: int | None = Field(
         None,
         ge=1,
@@ -267,6 +279,10 @@ class RunConfig(Frozen):
         if self.clients_per_round is not None and self.clients_per_round > self.min_clients:
             raise ValueError(
                 f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}"
+            )
+        if self.draws == "feddisco-release" and self.rounds > _RELEASE_ROUNDS:
+            raise ValueError(
+                f"draws feddisco-release goes with {_RELEASE_ROUNDS} rounds at most, received {self.rounds}"
             )
         target = getattr(self.weighting, "target", "uniform")
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):

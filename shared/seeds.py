@@ -24,6 +24,7 @@ Purpose = Literal[
     "split",
     "steps",
     "controls",
+    "validation",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

@@ -13,7 +13,7 @@ import torch
 from shared import wire
 from shared.algorithms import load_algorithm
 from shared.config import RunConfig
-from shared.data.partition import common_test, deal_examples
+from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.tasks import task_of
@@ -85,6 +85,7 @@ class Workshop:
                 hint="Add a line like `partition: niid2:5+1` to the configuration.",
             )
         self.config = config
+        self._partition = config.partition
         self.task: Task = task_of(config)
         self.task.cache = cache
         self.algorithm: Algorithm[Any] = load_algorithm(config.algorithm)
@@ -115,6 +116,13 @@ class Workshop:
         """The common test set."""
         whole = self.task.load("test", self._source, self.config.seed)
         return common_test(self.config.partition, self.task, whole).to(self.device)
+
+    def validation_examples(self) -> Examples | None:
+        """What ``partition.validation`` keeps of the training set, dealt to nobody; None if it is nothing."""
+        if not self._partition.validation:
+            return None
+        held = validation_examples(self._partition, self.task, self._whole, self.config.seed)
+        return held.to(self.device)
 
     def own_test(self, index: int) -> Examples:
         """What ``partition.held_out`` keeps of the client's examples for a test of its own (or nothing)."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,15 @@ import torch
 from shared.config import RunConfig
 from shared.device import describe
 from shared.problems import InvalidConfiguration
+from shared.processor import model_name, vector_flags
 from simulation.engines import ROUNDING, EngineName
 
-__all__ = ["Results", "check_same", "checkpoint_of", "header", "same_results", "versions"]
+__all__ = ["Results", "check_same", "checkpoint_of", "commit", "header", "same_results", "versions"]
 
 SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""
+
+ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
 
@@ -62,13 +68,28 @@ def header(config: RunConfig, engine: EngineName, device: torch.device) -> dict[
         "config": config.model_dump(mode="json"),
         "versions": versions() | {"python": platform.python_version()},
         "machine": {
-            "processor": platform.machine(),
+            "processor": f"{platform.machine()}, {model_name()}",
+            "vectors": vector_flags(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "engine": engine,
+            "kernels": "native" if engine == "native" else "torch",
             "device": describe(device),
         },
+        "commit": commit(),
     }
+
+
+@cache
+def commit() -> str | None:
+    """Of the source that runs, with ``+`` behind it if files differ from it; None outside a checkout."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        return None
+    asked = [["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.cpp"]]
+    commands = ([git, "-C", str(ROOT), *words] for words in asked)
+    head, changed = (subprocess.run(c, capture_output=True, text=True, check=False) for c in commands)  # noqa: S603 - no shell, no input
+    return None if head.returncode else head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def versions() -> dict[str, str]:

@@ -164,21 +164,26 @@ class Simulation:
 
 @dataclass(frozen=True)
 class _Tests:
-    """The common test set and, where the partition holds some out, each client's own (if not empty)."""
+    """The common test set and, where the partition holds some out, each client's own (if not empty) and
+    what of the training set was dealt to nobody.
+    """
 
     common: Examples
     own: tuple[Examples, ...]
+    validation: Examples | None
 
     @classmethod
     def of(cls, workshop: Workshop) -> _Tests:
         own = (workshop.own_test(index) for index in range(workshop.clients))
-        return cls(workshop.test_examples(), tuple(examples for examples in own if len(examples)))
+        kept = tuple(examples for examples in own if len(examples))
+        return cls(workshop.test_examples(), kept, workshop.validation_examples())
 
 
 @dataclass(frozen=True)
 class _Scores:
     common: Metrics
     per_client: tuple[float, ...]
+    validation: Metrics | None
 
 
 def _due(config: RunConfig, number: int) -> bool:
@@ -189,20 +194,27 @@ def _scored(workshop: Workshop, tests: _Tests, outcome: RoundOutcome) -> _Scores
     names = [spec.name for spec in workshop.manifest]
     with wire.opened(outcome.scored) as file:
         load_into(workshop.model, {name: file.tensor(wire.MODEL, name) for name in names})
-    common, *own = (
-        evaluate(task=workshop.task, model=workshop.model, examples=examples, device=workshop.device)
-        for examples in (tests.common, *tests.own)
+
+    def scored(examples: Examples) -> Metrics:
+        return evaluate(task=workshop.task, model=workshop.model, examples=examples, device=workshop.device)
+
+    own = tuple(scored(examples).accuracy for examples in tests.own)
+    return _Scores(
+        scored(tests.common),
+        tuple(accuracy for accuracy in own if accuracy is not None),
+        None if tests.validation is None else scored(tests.validation),
     )
-    return _Scores(common, tuple(metrics.accuracy for metrics in own if metrics.accuracy is not None))
 
 
 def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -> dict[str, Any]:
     metrics = scores.common if scores else None
+    validation = scores.validation if scores else None
     return {
         "kind": "round",
         "round": outcome.round,
         "accuracy": metrics.accuracy if metrics else None,
         "loss": metrics.loss if metrics else None,
+        **({"validation_accuracy": validation.accuracy} if validation else {}),
         "per_category": metrics.per_category if metrics else {},
         "measures": metrics.extra if metrics else {},
         "per_client": scores.per_client if scores else (),

@@ -27,7 +27,14 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
             draft.record("round_waiting", round=number, ready=len(ready), needed=updates_needed(run))
         return
     policy = run.policy
-    drawn = draw(ready, policy.clients_per_round, seed=policy.seed, number=number, attempt=attempt)
+    drawn = draw(
+        ready,
+        policy.clients_per_round,
+        seed=policy.seed,
+        number=number,
+        attempt=attempt,
+        draws=policy.draws,
+    )
     opened = Round(
         number=number,
         attempt=attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from shared.config import RunConfig
+from shared.config import Draws, RunConfig
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = ["Enrolment", "Participant", "Policy", "Round", "Run"]
@@ -19,6 +19,7 @@ class Policy:
     seed: int
     min_clients: int
     clients_per_round: int | None
+    draws: Draws = "seeded"
     quorum: int
     deadline: dt.timedelta
     max_attempts: int
@@ -32,6 +33,7 @@ class Policy:
             seed=config.seed,
             min_clients=config.min_clients,
             clients_per_round=config.clients_per_round,
+            draws=config.draws,
             quorum=config.updates_needed,
             deadline=dt.timedelta(seconds=config.round_deadline_seconds),
             max_attempts=config.max_attempts,

@@ -34,6 +34,8 @@ __all__ = [
     "partition",
     "table",
     "thinned",
+    "validation",
+    "validation_examples",
 ]
 
 
@@ -72,11 +74,17 @@ def deal(
 
     ``targets`` holds the class indices and ``keys`` the examples' keys (``by-key`` only), both of shape
     (N,); ``seed`` is used where ``spec.seed`` is None. A client keeps at least one example to train on.
+    What :func:`validation` names is dealt to nobody.
 
     Raises:
         InvalidConfiguration: the data set cannot be dealt like that; says why.
     """
     targets = np.asarray(targets)
+    if spec.validation:
+        dealt = _not_validation(spec, targets, classes, seed)
+        rest = spec.model_copy(update={"validation": 0})
+        shares = deal(rest, targets[dealt], classes, seed, keys=None if keys is None else keys[dealt])
+        return [Share(train=dealt[share.train], test=dealt[share.test]) for share in shares]
     members = _members(targets, classes)
     random = _generator(seed if spec.seed is None else spec.seed)
     if spec.kind == "iid":
@@ -90,6 +98,32 @@ def deal(
     else:
         parts = strategies.by_key(spec, None if keys is None else np.asarray(keys, dtype=np.int64), random)
     return [_share(part, spec.held_out) for part in parts]
+
+
+def validation(spec: Partition, targets: NDArray[np.integer], classes: int, seed: int) -> Indices:
+    """Positions, ascending, of the ``spec.validation`` training examples that no client is dealt.
+
+    Drawn at random, of every class as many as its share of the data set asks for.
+
+    Raises:
+        InvalidConfiguration: nothing would be left to deal.
+    """
+    targets = np.asarray(targets)
+    if spec.validation >= len(targets):
+        raise InvalidConfiguration(
+            f"partition: validation {spec.validation} leaves nothing of {len(targets)} examples to deal.",
+            hint="Lower partition.validation.",
+        )
+    own = seed if spec.seed is None else spec.seed
+    random = np.random.RandomState(derive(own, "validation") % 2**32)
+    place = np.empty(len(targets))  # of each example in a random order of its class, from 0 to 1
+    for members in _members(targets, classes):
+        place[random.permutation(members)] = (np.arange(len(members)) + 0.5) / max(1, len(members))
+    return np.sort(np.argsort(place, kind="stable")[: spec.validation]).astype(np.int64)
+
+
+def _not_validation(spec: Partition, targets: NDArray[np.integer], classes: int, seed: int) -> Indices:
+    return np.setdiff1d(np.arange(len(targets)), validation(spec, targets, classes, seed))
 
 
 def thinned(spec: Partition, targets: NDArray[np.integer], classes: int) -> Indices:
@@ -108,6 +142,12 @@ def deal_examples(spec: Partition, task: Task, examples: Examples, seed: int) ->
     keys = None if examples.keys is None else examples.keys.cpu().numpy()
     targets = task.categories(examples.targets).cpu().numpy()
     return deal(spec, targets, len(task.classes), seed, keys=keys)
+
+
+def validation_examples(spec: Partition, task: Task, examples: Examples, seed: int) -> Examples:
+    """:func:`validation` of a task's training set."""
+    targets = task.categories(examples.targets).cpu().numpy()
+    return examples.subset(validation(spec, targets, len(task.classes), seed))
 
 
 def common_test(spec: Partition | None, task: Task, examples: Examples) -> Examples:

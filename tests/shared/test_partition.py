@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.config import Partition
-from shared.data.partition import deal, imbalance, partition, table, thinned
+from shared.data.partition import deal, imbalance, partition, table, thinned, validation
 from shared.problems import InvalidConfiguration
 
 # reference 4.5: CIFAR-10, beta 0.5, 10 clients, seed 0; rows are clients, columns classes
@@ -244,6 +246,43 @@ def test_a_clients_own_test_is_a_share_of_one_draw() -> None:
     )
     lonely = deal(Partition(kind="iid", clients=2, held_out=0.99), np.array([0, 1]), 2, seed=0)
     assert [(len(share.train), len(share.test)) for share in lonely] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "niid2", "clients": 20, "unbiased": 5},
+        {"kind": "niid1", "clients": 4, "rho": 3},
+        {"kind": "iid", "clients": 3, "held_out": 0.2},
+        {"kind": "by-key", "clients": 3},
+    ],
+)
+def test_validation_is_of_every_class_and_dealt_to_nobody(spec: dict[str, Any]) -> None:
+    targets = balanced(10, 100)
+    keys = np.arange(1000) % 3
+    held = validation(given := Partition(**spec, validation=200), targets, 10, seed=3)
+    assert np.bincount(targets[held]).tolist() == [20] * 10
+    assert np.array_equal(held, np.sort(held))
+    shares = deal(given, targets, 10, seed=3, keys=keys)
+    dealt = np.concatenate([part for share in shares for part in (share.train, share.test)])
+    assert len(set(dealt)) == len(dealt)
+    assert not set(dealt) & set(held)
+    assert len(dealt) == 800 or spec["kind"] == "niid1"
+    rest = np.setdiff1d(np.arange(1000), held)
+    alone = deal(Partition(**spec), targets[rest], 10, seed=3, keys=keys[rest])
+    for share, one in zip(shares, alone, strict=True):
+        assert np.array_equal(share.train, rest[one.train])
+    assert not np.array_equal(held, validation(given, targets, 10, seed=4))
+    own_seed = given.model_copy(update={"seed": 3})
+    assert np.array_equal(held, validation(own_seed, targets, 10, seed=4))
+
+
+def test_validation_follows_the_classes_shares_and_leaves_something() -> None:
+    targets = np.repeat([0, 1, 2], [600, 300, 100])
+    held = validation(Partition(kind="iid", clients=2, validation=50), targets, 3, seed=0)
+    assert np.bincount(targets[held]).tolist() == [30, 15, 5]
+    with pytest.raises(InvalidConfiguration, match="validation 1000 leaves nothing of 1000"):
+        deal(Partition(kind="iid", clients=2, validation=1000), targets, 3, seed=0)
 
 
 def test_the_common_test_set_is_thinned_like_the_training_set() -> None:

@@ -52,6 +52,21 @@ def test_the_common_test_set_is_thinned(tmp_path: Path) -> None:
     assert kept[-1] == 4
 
 
+def test_what_is_dealt_to_nobody_is_scored_beside_the_test_set(tmp_path: Path) -> None:
+    given = config(partition={"kind": "iid", "clients": 3, "validation": 100})
+    workshop = Workshop(given, None)
+    kept = workshop.validation_examples()
+    assert kept is not None
+    assert len(kept) == 100
+    whole = sum(len(Workshop(config(), None).examples(index)) for index in range(3))
+    assert sum(len(workshop.examples(index)) for index in range(3)) == whole - 100
+    lines = rounds(given, tmp_path / "r.jsonl")
+    right = [100 * line["validation_accuracy"] for line in lines]
+    assert right == pytest.approx([round(number) for number in right])  # whole numbers of images
+    assert right[0] != 100 * lines[0]["accuracy"]
+    assert "validation_accuracy" not in rounds(config(), tmp_path / "none.jsonl")[0]
+
+
 def writers(folder: Path) -> Path:
     for writer, number in (("w1", 12), ("w2", 20), ("w10", 30)):
         for i in range(number):

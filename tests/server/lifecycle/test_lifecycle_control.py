@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from dataclasses import replace
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from server.lifecycle.draft import Draft
 from server.lifecycle.effects import KINDS, Record, Wake
@@ -194,6 +196,33 @@ def test_the_draw_depends_on_seed_round_and_attempt_alone() -> None:
 def test_the_draw_is_pinned() -> None:
     # written down from the first run: a change here changes every experiment with clients_per_round
     assert draw(range(10), 3, seed=0, number=1, attempt=1) == (0, 3, 7)
+
+
+def test_the_draws_of_the_release() -> None:
+    def drawn(number: int, attempt: int = 1, ready: range = range(50)) -> tuple[int, ...]:
+        return draw(ready, 10, seed=0, number=number, attempt=attempt, draws="feddisco-release")
+
+    # all published counts of rounds to 55 % with Disco are 20, 24 or 27: the rounds (from 0) whose draw has
+    # 5, 4 and 4 of the ten unbiased clients, which are numbered last
+    assert [sum(index >= 40 for index in drawn(number + 1)) for number in (20, 24, 27)] == [5, 4, 4]
+    generator = random.Random(0)
+    assert [drawn(number) for number in range(1, 101)] == [
+        tuple(sorted(generator.sample(range(50), 10))) for _ in range(100)
+    ]
+    assert drawn(7, attempt=2) == draw(range(50), 10, seed=0, number=7, attempt=2)
+    moved = range(100, 150)  # positions among those ready are drawn
+    assert [index - 100 for index in drawn(3, ready=moved)] == list(drawn(3))
+    assert draw(range(9), 10, seed=0, number=1, attempt=1, draws="feddisco-release") == tuple(range(9))
+
+
+def test_a_run_draws_as_its_configuration_says() -> None:
+    config = RunConfig(name="r", min_clients=6, clients_per_round=2, draws="feddisco-release")
+    run = collecting("abcdef", clients_per_round=2, draws=Policy.of(config).draws)
+    expected = draw(range(6), 2, seed=0, number=1, attempt=1, draws="feddisco-release")
+    assert tuple(participant.index for participant in current_round(run).participants) == expected
+    assert expected != draw(range(6), 2, seed=0, number=1, attempt=1)
+    with pytest.raises(ValidationError, match="10000 rounds at most, received 10001"):
+        RunConfig(name="r", rounds=10_001, draws="feddisco-release")
 
 
 def test_a_round_takes_as_many_as_it_draws_and_all_if_fewer_are_ready() -> None:
