@@ -6,15 +6,18 @@ PyTorch is not imported here: ``feddisco --help`` answers at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 
+from feddisco.flags import add_flags
+from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem
-
-if TYPE_CHECKING:
-    from server.settings import Settings
+from worker.settings import WorkerSettings
+from worker.settings import load as load_worker_settings
 
 __all__ = ["app", "main"]
 
@@ -59,12 +62,11 @@ Device = Annotated[
 LOCAL = "http://127.0.0.1:8000"
 
 
-def _coordinator(**flags: Any) -> Settings:
+WORKER_VARIABLES = [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
+
+
+def _coordinator_settings(flags: Mapping[str, Any]) -> Settings:
     """The coordinator's settings: flags that were given, over the environment."""
-    from pydantic import ValidationError
-
-    from server.settings import Settings
-
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
@@ -87,29 +89,18 @@ def version() -> None:
 
 
 @server_app.callback()
-def server(
-    context: typer.Context,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on [8000].")] = None,
-    data_folder: Annotated[
-        Path | None, typer.Option(help="Folder for the database, blobs and the admin token [feddisco-data].")
-    ] = None,
-    database_url: Annotated[str | None, typer.Option(help="sqlite:///FILE or postgresql://...")] = None,
-) -> None:
-    """Start the coordinator (settings: FEDDISCO_* in the environment, docs/settings-coordinator.md)."""
+@add_flags(Settings, "host", "port", "data_folder", "database_url")
+def server(context: typer.Context, **flags: Any) -> None:
+    """Start the coordinator.
+
+    Every setting is a variable FEDDISCO_*, see docs/settings-coordinator.md; those below are also flags.
+    """
     if context.invoked_subcommand is not None:
-        context.obj = {"data_folder": data_folder, "database_url": database_url}
+        context.obj = flags
         return
     from server.main import serve
 
-    settings = _coordinator(host=host, port=port, data_folder=data_folder, database_url=database_url)
-    raise typer.Exit(serve(settings, known_elsewhere=_worker_variables()))
-
-
-def _worker_variables() -> list[str]:
-    from worker.settings import WorkerSettings
-
-    return [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
+    raise typer.Exit(serve(_coordinator_settings(flags), known_elsewhere=WORKER_VARIABLES))
 
 
 @server_app.command()
@@ -117,67 +108,21 @@ def migrate(context: typer.Context) -> None:
     """Bring the database's schema to this program's version."""
     from server.main import migrate as run_migrations
 
-    raise typer.Exit(run_migrations(_coordinator(**context.obj)))
+    raise typer.Exit(run_migrations(_coordinator_settings(context.obj)))
 
 
 @app.command()
-def worker(
-    url: Annotated[str | None, typer.Option(help="The coordinator's address.")] = None,
-    join_token: Annotated[
-        str | None, typer.Option(help="The join code (needed once). Rather in FEDDISCO_JOIN_TOKEN or a file.")
-    ] = None,
-    join_token_file: Annotated[Path | None, typer.Option(help="A file with the join code.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="This client's id; otherwise the coordinator makes one.")
-    ] = None,
-    state: Annotated[Path | None, typer.Option(help="State folder [feddisco-worker].")] = None,
-    state_slots: Annotated[
-        bool | None, typer.Option("--state-slots", help="Share the state folder: take a free slot in it.")
-    ] = None,
-    role: Annotated[str | None, typer.Option(help="trainer or evaluator [trainer].")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Built-in task or package.module:attribute [digits].")
-    ] = None,
-    task_options: Annotated[str | None, typer.Option(help="The task's options as JSON.")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Algorithms not built in that a run may name, like 'ours.fedslow:*'.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Where this site's data lies: a folder or an archive.")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Enrol only in runs whose name matches, like 'demo-*'.")
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="Demos: deal the data as the run says (run), or like niid2:5+1.")
-    ] = None,
-    index: Annotated[
-        int | None, typer.Option(help="Which part of the partition; otherwise the lowest free.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, mps, cuda or cuda:N [auto].")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for training.")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 [float32].")] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option(help="Certificates (PEM) to check the coordinator's against.")
-    ] = None,
-    wait_seconds: Annotated[
-        float | None, typer.Option(help="How long one question for work waits [30].")
-    ] = None,
-    exit_when_finished: Annotated[
-        bool | None, typer.Option("--exit-when-finished", help="Leave when the run has ended.")
-    ] = None,
-) -> None:
-    """Start a worker next to its data (settings: FEDDISCO_* in the environment, docs/settings-worker.md)."""
-    flags: dict[str, Any] = dict(locals())
-    from server.settings import unknown_variables
-    from worker.main import run as run_worker
-    from worker.settings import load
+@add_flags(WorkerSettings)
+def worker(**flags: Any) -> None:
+    """Start a worker next to its data.
 
-    for name in unknown_variables(_worker_variables()):
-        typer.echo(
-            f"feddisco worker: the variable {name} is no setting of the worker: is it misspelt?", err=True
-        )
-    raise typer.Exit(run_worker(load(flags)))
+    Every flag is also a variable: --ca-file is FEDDISCO_CA_FILE. The flag wins. See docs/settings-worker.md.
+    """
+    from worker.main import run as run_worker
+
+    for name in unknown_variables(WORKER_VARIABLES):
+        typer.echo(f"feddisco worker: {name} is not a setting of the worker; is it misspelt?", err=True)
+    raise typer.Exit(run_worker(load_worker_settings(flags)))
 
 
 @app.command()
@@ -432,18 +377,12 @@ def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile
 
 
 @app.command()
-def replay(
-    run: str,
-    round: int,
-    data_folder: Annotated[
-        Path | None, typer.Option(help="The coordinator's folder [feddisco-data].")
-    ] = None,
-    database_url: Annotated[str | None, typer.Option(help="The coordinator's database.")] = None,
-) -> None:
+@add_flags(Settings, "data_folder", "database_url")
+def replay(run: str, round: int, **flags: Any) -> None:
     """Rebuild a round's model from its stored updates and compare digests."""
     from feddisco.replay import replay_round
 
-    ok, sentence = replay_round(_coordinator(data_folder=data_folder, database_url=database_url), run, round)
+    ok, sentence = replay_round(_coordinator_settings(flags), run, round)
     typer.echo(sentence)
     raise typer.Exit(0 if ok else 1)
 

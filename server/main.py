@@ -39,7 +39,7 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
     """
     logging.config.dictConfig(logging_config(settings))
     for name in unknown_variables(known_elsewhere):
-        log.warning("the variable %s is no setting of the coordinator: is it misspelt?", name)
+        log.warning("%s is not a setting of the coordinator; is it misspelt?", name)
     try:
         listener = _prepare(settings, migrate)
         return _run(settings, listener)

@@ -1,6 +1,7 @@
 """The coordinator's settings: the only place in ``server/`` that reads the environment.
 
-Every field is a variable ``FEDDISCO_<NAME>``; ``docs/settings-coordinator.md`` has a paragraph for each.
+A setting is declared here once, as the variable ``FEDDISCO_<NAME>``. ``feddisco/flags.py`` makes flags of
+some, ``docs/make_settings.py`` writes what they are for into ``docs/settings-coordinator.md``.
 """
 
 from __future__ import annotations
@@ -28,41 +29,49 @@ class Settings(BaseSettings):
     )
 
     data_folder: Path = Field(
-        Path("feddisco-data"), description="database (if SQLite), blobs and the admin token"
+        Path("feddisco-data"),
+        description="Folder for the database (if SQLite), the blobs and the admin token.",
     )
     database_url: SecretStr | None = Field(
         None,
-        description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME; default: in the data folder",
+        description="`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST:PORT/NAME`. Without it, SQLite in "
+        "the data folder.",
     )
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
-    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and prints it")
+    host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` for every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it.")
     admin_token: SecretStr | None = Field(
         None,
-        description="at least 16 characters; default: made at the first start, in <data folder>/admin-token",
+        description="Token of the operator, at least 16 characters. Without it, one is made at the first "
+        "start and kept in the data folder.",
     )
     join_token: SecretStr | None = Field(
         None,
-        description="join tokens that exist from the start, separated by commas; each at least 16 characters",
+        description="Join codes that are valid from the start, separated by commas, each at least 16 "
+        "characters.",
     )
     viewer_token: SecretStr | None = Field(
-        None, description="if set, reading needs it too (Bearer, or as the password of a browser's dialogue)"
+        None,
+        description="If set, reading needs this token too: as a bearer token, or as the password that a "
+        "browser asks for.",
     )
-    tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain")
-    tls_key: Path | None = Field(None, description="PEM file with the private key of the certificate")
-    max_update_bytes: int = Field(8 * 2**30, ge=1, description="bytes; no uploaded file may be larger")
+    tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain.")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    max_update_bytes: int = Field(8 * 2**30, ge=1, description="Largest file that may be uploaded, in bytes.")
     aggregation_threads: int = Field(
-        1, ge=1, le=64, description="rounds of different runs aggregated at once"
+        1, ge=1, le=64, description="How many rounds, of different runs, may be aggregated at the same time."
     )
-    log_format: Literal["text", "json"] = Field("text", description="text lines, or one JSON object a line")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Lines of text, or one JSON object per line."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
+        "info", description="Lowest level that is logged: debug, info, warning or error."
     )
-    access_log: bool = Field(False, description="log a line for each request (never a token)")
+    access_log: bool = Field(False, description="Log a line for each request (never a token).")
     collect_after_seconds: float = Field(
-        86400.0, ge=60, description="seconds after which a file that no run refers to is deleted"
+        86400.0, ge=60, description="Age in seconds at which a file that no run refers to is deleted."
     )
     hold_aggregation_seconds: float = Field(
-        0.0, ge=0, le=600, description="a drill: seconds to wait between an aggregation and its commit"
+        0.0, ge=0, le=600, description="For drills: seconds to wait between an aggregation and its commit."
     )
 
     @field_validator("admin_token", "join_token", "viewer_token")

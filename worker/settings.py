@@ -1,7 +1,7 @@
 """The worker's settings: ``FEDDISCO_*`` in the environment, or the flags of ``feddisco worker``.
 
-One of the two files that read the environment. Each setting is described in ``docs/settings-worker.md``
-(a test compares the two).
+One of the two files that read the environment. A setting is declared here once: ``feddisco/flags.py`` makes
+its flag of it, ``docs/make_settings.py`` its line in ``docs/settings-worker.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Precision", "WorkerSettings", "load"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
-def _json_object(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -33,71 +33,96 @@ def _json_object(value: Any) -> Any:
         raise ValueError(f'is not JSON ({error}); write it like {{"size": 32}}') from None
 
 
-def _patterns(value: Any) -> Any:
+def _split_patterns(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return tuple(part for each in value.split(",") if (part := each.strip()))
 
 
-def _existing(path: Path) -> Path:
+def _check_exists(path: Path) -> Path:
     if not path.exists():
         raise ValueError(f"there is nothing at {path}")
     return path
 
 
-def _partition(value: Any) -> Any:
+def _parse_partition(value: Any) -> Any:
     return value if value is None or value == "run" else Partition.model_validate(value)
 
 
 class WorkerSettings(BaseSettings):
-    """What one worker process is told. Flags win over the environment; nothing else is read."""
+    """How one worker process runs. Flags override the environment; nothing else is read."""
 
     model_config = SettingsConfigDict(
         env_prefix="FEDDISCO_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )
 
-    url: str | None = Field(None, description="the coordinator's address, like https://coordinator.example")
-    join_token: SecretStr | None = Field(None, description="the join code, needed once, to register")
-    join_token_file: Annotated[Path, AfterValidator(_existing)] | None = Field(
-        None, description="a file that holds the join code"
+    url: str | None = Field(
+        None, description="Address of the coordinator, like `https://coordinator.example`."
     )
-    name: Slug | None = Field(None, description="this client's id; without it the coordinator makes one")
-    state: Path = Field(Path("feddisco-worker"), description="the state folder: credential and journal")
-    state_slots: bool = Field(False, description="share the state folder: take the first free slot in it")
-    task: str = Field("digits", min_length=1, description="built-in task, or package.module:attribute")
-    task_options: Annotated[dict[str, Any], NoDecode, BeforeValidator(_json_object)] = Field(
-        default_factory=dict, description="the task's options as JSON; they win over the run's"
+    join_token: SecretStr | None = Field(
+        None,
+        description="Join code, needed once, to register. Safer in the environment or in a file: "
+        "other users of the machine can read flags.",
     )
-    algorithms: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_patterns)] = Field(
-        (), description="import paths of algorithms that a run may name, like ours.fedslow:*; commas between"
+    join_token_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None, description="File that holds the join code."
     )
-    data: Annotated[Path, AfterValidator(_existing)] | None = Field(
-        None, description="where this site's data lies: a folder or an archive"
+    name: Slug | None = Field(None, description="This client's id. Without it, the coordinator assigns one.")
+    state: Path = Field(
+        Path("feddisco-worker"),
+        description="Folder for the credential and for work that must survive a restart.",
     )
-    role: Role = Field(Role.TRAINER, description="trainer, or evaluator (scores the model on its test set)")
+    state_slots: bool = Field(
+        False, description="Share the state folder with other workers: take the first free slot in it."
+    )
+    task: str = Field("digits", min_length=1, description="Built-in task, or `package.module:attribute`.")
+    task_options: Annotated[dict[str, Any], NoDecode, BeforeValidator(_parse_json)] = Field(
+        default_factory=dict, description="Options of the task, as JSON. They override those of the run."
+    )
+    algorithms: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_patterns)] = Field(
+        (),
+        description="Import paths of the algorithms that a run may use here besides the built-in ones, "
+        "like `ours.fedslow:*`; separate several with commas.",
+    )
+    data: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None, description="Folder or archive with this site's data."
+    )
+    role: Role = Field(
+        Role.TRAINER, description="A trainer trains; an evaluator scores each model on its own test data."
+    )
     run: str | None = Field(
-        None, description="enrol only in runs whose name matches this pattern, like demo-*"
+        None, description="Take part only in runs whose name matches this pattern, like `demo-*`."
     )
-    partition: Annotated[Literal["run"] | Partition | None, BeforeValidator(_partition)] = Field(
-        None, description="deal the data set to the clients: as the run says (run), or like niid2:5+1"
+    partition: Annotated[Literal["run"] | Partition | None, BeforeValidator(_parse_partition)] = Field(
+        None,
+        description="For demos: take one part of a data set that every worker holds, split as the run says "
+        "(`run`) or as given, like `niid2:5+1`.",
     )
-    index: int | None = Field(None, ge=0, description="which part of a partition; without it the lowest free")
-    device: str = Field("auto", description="auto (CUDA, then MPS, then CPU), cpu, mps, cuda or cuda:N")
+    index: int | None = Field(
+        None,
+        ge=0,
+        description="Which part of the partition to take, from 0. Without it, the lowest free one.",
+    )
+    device: str = Field(
+        "auto", description="`auto` (CUDA, then MPS, then CPU), `cpu`, `mps`, `cuda` or `cuda:N`."
+    )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads for training; without it PyTorch's choice"
+        None, ge=1, description="CPU threads for training. Without it, PyTorch decides."
     )
-    precision: Precision = Field("float32", description="float32, or mixed precision: bfloat16 or float16")
-    ca_file: Annotated[Path, AfterValidator(_existing)] | None = Field(
-        None, description="certificates (PEM) that the coordinator's own is checked against"
+    precision: Precision = Field("float32", description="Full precision, or mixed precision in 16 bits.")
+    ca_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None, description="PEM file of the certificates to trust instead of the system's authorities."
     )
     wait_seconds: float = Field(
-        30.0, ge=0, le=60, description="how long one question for work may wait, seconds"
+        30.0, ge=0, le=60, description="How long one request for work may stay open, in seconds (0 to 60)."
     )
-    exit_when_finished: bool = Field(False, description="leave when a run that this worker took part in ends")
+    exit_when_finished: bool = Field(
+        False, description="Exit when a run that this worker took part in has ended."
+    )
 
     @field_validator("url")
     @classmethod
-    def _web_address(cls, url: str | None) -> str | None:
+    def _check_address(cls, url: str | None) -> str | None:
         if url is None:
             return None
         parts = urlsplit(url)
@@ -117,22 +142,22 @@ class WorkerSettings(BaseSettings):
 
 
 def load(flags: Mapping[str, Any] | None = None) -> WorkerSettings:
-    """Settings from ``flags`` (those that are None count as not given) over the environment.
+    """Settings from ``flags`` over the environment; a flag that is None was not given.
 
-    Raises :class:`InvalidConfiguration` with one sentence a setting that names it as flag and variable.
+    Raises :class:`InvalidConfiguration` with one sentence for each wrong setting, by flag and variable.
     """
     try:
         return WorkerSettings(**{name: value for name, value in (flags or {}).items() if value is not None})
     except ValidationError as error:
         raise InvalidConfiguration(
             "; ".join(
-                _sentence(dict(fault)) for fault in error.errors(include_url=False, include_input=False)
+                _describe_fault(dict(fault)) for fault in error.errors(include_url=False, include_input=False)
             ),
             hint="See `feddisco worker --help`.",
         ) from None
 
 
-def _sentence(fault: Mapping[str, Any]) -> str:
+def _describe_fault(fault: Mapping[str, Any]) -> str:
     name = str(fault["loc"][0]) if fault["loc"] else "settings"
     message = str(fault["msg"]).removeprefix("Value error, ")
     return f"--{name.replace('_', '-')} (FEDDISCO_{name.upper()}): {message}"

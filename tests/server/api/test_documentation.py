@@ -37,13 +37,6 @@ def test_every_setting_has_its_paragraph() -> None:
     assert all(found.values())
 
 
-def test_defaults_are_documented() -> None:
-    found = described("settings-coordinator.md")
-    for name in ("host", "port", "log_format", "log_level", "aggregation_threads", "data_folder"):
-        default = Settings.model_fields[name].default
-        assert re.search(rf"\b{re.escape(str(default))}\b", found[PREFIX + name.upper()]), name
-
-
 def test_every_call_has_its_paragraph(migrated_sqlite: Path, tmp_path: Path) -> None:
     coordinator = make_coordinator(settings_for(f"sqlite:///{migrated_sqlite}", tmp_path))
     paths = create_app(coordinator).openapi()["paths"]
