@@ -70,7 +70,7 @@ def weights(
     """``p_k = ReLU(n_k - a d_k + b) / sum``: 0 or more, sums to one.
 
     ``n`` are sizes (finite, 0 or more, not all 0), ``d`` raw discrepancies (0 or more). A d of ``inf``
-    is given weight 0 and stays out of the normalising sum.
+    is given weight 0 whatever decides, and stays out of the normalising sum.
 
     * ``normalise="round"``: d is made to sum to one; n always is.
     * ``"none"``: d is taken as it is.
@@ -78,7 +78,8 @@ def weights(
       ``present`` says whose updates arrived, the others get 0.
 
     ``clip=False`` leaves out the ReLU (weights may then be negative). When no score is above zero,
-    ``on_all_zero`` decides: sizes, uniform, or WeightlessRound. Other bad input raises InvalidRequest.
+    ``on_all_zero`` decides: sizes, uniform, or WeightlessRound; that is raised, too, when nobody is left
+    to give a weight to. Other bad input raises InvalidRequest.
 
     >>> weights([5, 3, 2], [0.2, 0.3, 0.5]).round(4).tolist()
     [0.625, 0.3125, 0.0625]
@@ -86,7 +87,7 @@ def weights(
     sizes, distances, here = _checked(n, d, a, b, present)
     size_shares = _shares(sizes)
     scores = _scores(size_shares, _normalised(distances, normalise), a, b)
-    return _from_scores(scores, size_shares, here, clip, on_all_zero)
+    return _from_scores(scores, size_shares, here & np.isfinite(distances), clip, on_all_zero)
 
 
 def _checked(
@@ -143,9 +144,10 @@ def _scores(size_shares: Vector, distances: Vector, a: float, b: float) -> Vecto
 
 
 def _from_scores(
-    scores: Vector, size_shares: Vector, here: NDArray[np.bool_], clip: bool, on_all_zero: OnAllZero
+    scores: Vector, size_shares: Vector, eligible: NDArray[np.bool_], clip: bool, on_all_zero: OnAllZero
 ) -> Vector:
-    usable = here & np.isfinite(scores) & ((scores > 0) | (not clip))
+    """``eligible``: who may be given a weight; present, and of a finite discrepancy."""
+    usable = eligible & np.isfinite(scores) & ((scores > 0) | (not clip))
     kept = np.where(usable, scores, 0.0)
     largest = float(np.abs(kept).max(initial=0.0))
     if largest > 0 and math.fsum(kept / largest) > 0:
@@ -155,7 +157,13 @@ def _from_scores(
             "no client's score n_k - a d_k + b is above zero",
             hint="Lower a, raise b, or set on_all_zero to sizes or uniform.",
         )
-    return _shares(np.where(here, size_shares if on_all_zero == "sizes" else 1.0, 0.0))
+    instead = np.where(eligible, size_shares if on_all_zero == "sizes" else 1.0, 0.0)
+    if not instead.any():
+        raise WeightlessRound(
+            "every client of the round that has examples holds a class whose target share is 0",
+            hint="Give that class a share in the weighting's target.",
+        )
+    return _shares(instead)
 
 
 def ledger(
@@ -229,7 +237,7 @@ def _disco(
     shares = _normalised(raw, weighting.normalise)
     scores = _scores(size_shares, shares, weighting.a, weighting.b)
     try:
-        given = _from_scores(scores, size_shares, arrived, True, weighting.on_all_zero)
+        given = _from_scores(scores, size_shares, arrived & np.isfinite(raw), True, weighting.on_all_zero)
     except WeightlessRound:
         given = np.zeros_like(scores)
     fell_back = not np.any(scores[arrived] > 0)
@@ -239,22 +247,24 @@ def _disco(
             size_share=float(size_shares[at]),
             discrepancy_share=float(shares[at]),
             score=float(scores[at]),
-            reason=_disco_reason(weighting.on_all_zero, float(scores[at]), fell_back),
+            reason=_disco_reason(
+                weighting.on_all_zero, float(scores[at]), fell_back, not math.isfinite(raw[at])
+            ),
         )
         for at, row in enumerate(rows)
         if arrived[at]
     ]
 
 
-def _disco_reason(on_all_zero: OnAllZero, score: float, fell_back: bool) -> str | None:
-    if fell_back:
+def _disco_reason(on_all_zero: OnAllZero, score: float, fell_back: bool, infinite: bool) -> str | None:
+    if fell_back and not infinite:
         instead = {
             "sizes": "sizes decide instead",
             "uniform": "all weights are equal instead",
             "raise": "so the round has no weight",
         }
         return f"no score in the round is above zero, {instead[on_all_zero]}"
-    if score == -math.inf:
+    if infinite or score == -math.inf:
         return "a class it holds has target share 0"
     if score < 0:
         return "score below zero"

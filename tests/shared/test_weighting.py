@@ -30,7 +30,7 @@ sizes = st.floats(0, 1e15, allow_subnormal=False)
 distances = st.floats(0, 1e6, allow_subnormal=False)
 coefficients = st.floats(0, 1e6, allow_subnormal=False)
 clients = st.lists(st.tuples(sizes, distances | st.just(math.inf)), min_size=1, max_size=12).filter(
-    lambda rows: any(n > 0 for n, _ in rows)
+    lambda rows: any(n > 0 and math.isfinite(d) for n, d in rows)
 )
 scopes = st.sampled_from(["round", "none", "all_clients"])
 
@@ -212,6 +212,29 @@ def test_a_class_without_target_share_is_explained_and_out_of_the_sum() -> None:
     assert rows[1].included
     assert rows[0].discrepancy_share == 0.5
     assert rows[0].weight == rows[2].weight == 0.5
+
+
+@pytest.mark.parametrize(("on_all_zero", "expected"), [("sizes", [0.75, 0.25]), ("uniform", [0.5, 0.5])])
+def test_an_infinite_discrepancy_has_no_weight_either_where_sizes_decide(
+    on_all_zero: Any, expected: list[float]
+) -> None:
+    found = weights([3, 100, 1], [0.2, math.inf, 0.8], 0.5, -5, on_all_zero=on_all_zero)
+    assert found.tolist() == [expected[0], 0, expected[1]]
+    clients = [Contribution(0, 30, 0.2), Contribution(1, 1000, math.inf), Contribution(2, 10, 0.8)]
+    rows = ledger(DiscoWeighting(b=-5, on_all_zero=on_all_zero), clients, clients)
+    assert [row.weight for row in rows] == [expected[0], 0, expected[1]]
+    assert rows[1].reason == "a class it holds has target share 0"
+    assert "no score in the round is above zero" in (rows[0].reason or "")
+
+
+@pytest.mark.parametrize("on_all_zero", ["sizes", "uniform", "raise"])
+def test_a_round_of_infinite_discrepancies_has_no_weight(on_all_zero: Any) -> None:
+    with pytest.raises(WeightlessRound):
+        weights([3, 1], [math.inf, math.inf], on_all_zero=on_all_zero)
+    clients = [Contribution(0, 3, math.inf), Contribution(1, 1, math.inf)]
+    rows = ledger(DiscoWeighting(on_all_zero=on_all_zero), clients, clients)
+    assert [row.weight for row in rows] == [0, 0]
+    assert {row.reason for row in rows} == {"a class it holds has target share 0"}
 
 
 @pytest.mark.parametrize("weighting", [SizesWeighting(), UniformWeighting(), DiscoWeighting()])
