@@ -66,14 +66,21 @@ class Poller:
         try:
             while self.assigned_at is None:
                 writer.write(self._request)
-                head = await reader.readuntil(b"\r\n\r\n")
+                answer = await read_answer(reader)
                 self.polls += 1
-                if head.startswith(b"HTTP/1.1 200"):
+                if answer["kind"] != "wait":
                     self.assigned_at = time.time()
-                elif not head.startswith(b"HTTP/1.1 204"):
-                    raise RuntimeError(head.decode())
         finally:
             writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Any:
+    """The JSON body of one HTTP answer on a connection that stays open."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(head.decode())
+    length = next(line for line in head.lower().splitlines() if line.startswith(b"content-length:"))
+    return json.loads(await reader.readexactly(int(length.partition(b":")[2])))
 
 
 async def measure(url: str, tokens: list[str], process: psutil.Process, seconds: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
     ClientView,
+    ControlRequest,
     InitialBlob,
     JoinToken,
     JoinTokenRequest,
@@ -25,7 +26,6 @@ from shared.schemas import (
     RunRequest,
     RunSummary,
     RunView,
-    StopRequest,
 )
 from shared.wire.digests import format_content_digest
 from worker.client import Coordinator, UnexpectedAnswer, trust
@@ -53,7 +53,7 @@ class Admin(Coordinator):
         return self._json(RunView, "POST", "/runs", body=request)
 
     def control(self, run: str, action: str, reason: str = "") -> RunView:
-        return self._json(RunView, "POST", f"/runs/{run}/{action}", body=StopRequest(reason=reason))
+        return self._json(RunView, "POST", f"/runs/{run}/{action}", body=ControlRequest(reason=reason))
 
     def invite(self, uses: int | None = None, valid_seconds: int | None = None) -> JoinToken:
         return self._json(

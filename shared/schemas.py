@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.config import Metric, RunConfig, Slug
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what is in this file; exchanged at registration, other versions are refused."""
 
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
@@ -43,11 +43,10 @@ class RunStatus(StrEnum):
     PAUSED = "paused"
     COMPLETED = "completed"
     STOPPED = "stopped"
-    FAILED = "failed"
 
     @property
     def terminal(self) -> bool:
-        return self in (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED)
+        return self in (RunStatus.COMPLETED, RunStatus.STOPPED)
 
 
 class RoundStatus(StrEnum):
@@ -160,7 +159,9 @@ class RunRequest(Body):
     initial: InitialBlob | None = Field(None, description="None: built from the built-in task and the seed")
 
 
-class StopRequest(Body):
+class ControlRequest(Body):
+    """Why a run is paused or stopped; shown on its page."""
+
     reason: Text = ""
 
 
@@ -292,7 +293,6 @@ class EnrolmentRequest(Body):
     examples: int = Field(ge=0, le=2**53)
     classes: tuple[Name, ...] = Field(description="the class contract, in order")
     index: int | None = Field(None, ge=0, le=1_000_000)
-    wants_index: bool = Field(False, description="ask for the lowest free index (a partition of a demo)")
     device: Annotated[str, Field(max_length=100)] = "cpu"
 
 
@@ -354,7 +354,7 @@ class Evaluate(View):
 
 
 class Finished(View):
-    """The run has ended; repeated until the client leaves it (``DELETE /runs/{run}/enrolments``)."""
+    """The run has ended; repeated until the client leaves it (``DELETE /runs/{run}/enrolments/me``)."""
 
     kind: Literal["finished"] = "finished"
     run: str
@@ -363,7 +363,16 @@ class Finished(View):
     model: Digest
 
 
-Assignment = Annotated[Enrol | SubmitDiscrepancy | Train | Evaluate | Finished, Field(discriminator="kind")]
+class Wait(View):
+    """Nothing to do yet: ask again."""
+
+    kind: Literal["wait"] = "wait"
+    reason: str = Field(description="one sentence: what is being waited for")
+
+
+Assignment = Annotated[
+    Enrol | SubmitDiscrepancy | Train | Evaluate | Finished | Wait, Field(discriminator="kind")
+]
 
 
 class UpdateReport(Body):

@@ -144,21 +144,19 @@ class Coordinator:
 
     def leave(self, run: str) -> None:
         """Leave a run; the way to confirm that its end was seen, too."""
-        self._call("DELETE", f"/runs/{run}/enrolments")
+        self._call("DELETE", f"/runs/{run}/enrolments/me")
 
     def submit_discrepancy(self, run: str, submission: DiscrepancySubmission) -> None:
         self._call("PUT", f"/runs/{run}/discrepancy", body=submission)
 
     # ------------------------------------------------------------ work
 
-    def work(self, wait_seconds: float) -> tuple[Assignment | None, str]:
-        """The next assignment, or None and the sentence that says what is being waited for."""
+    def work(self, wait_seconds: float) -> Assignment:
+        """The next assignment; after ``wait_seconds`` without one it is :class:`shared.schemas.Wait`."""
         timeout = httpx.Timeout(10.0, read=wait_seconds + 15.0)
         response = self._call("GET", "/work", params={"wait": f"{wait_seconds:g}"}, timeout=timeout)
-        if response.status_code == httpx.codes.NO_CONTENT:
-            return None, response.headers.get("Feddisco-Waiting", "")
         try:
-            return _ASSIGNMENT.validate_json(response.content), ""
+            return _ASSIGNMENT.validate_json(response.content)
         except ValidationError as error:
             raise UnexpectedAnswer(
                 response.status_code, f"not an assignment ({error.error_count()} faults)"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import httpx
 
 from shared.problems import Conflict, InvalidConfiguration, NotFound, Problem
-from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train
+from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train, Wait
 from worker.client import UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import Declined, enrol, submit_discrepancy
@@ -146,11 +146,11 @@ class Worker:
 
     def _once(self) -> None:
         began = time.monotonic()
-        assignment, waiting = self._coordinator.work(self._settings.wait_seconds)
-        if assignment is not None:
+        assignment = self._coordinator.work(self._settings.wait_seconds)
+        if not isinstance(assignment, Wait):
             self._act(assignment)
             return
-        self._reporter.waiting(waiting or "Waiting for work.")
+        self._reporter.waiting(assignment.reason or "Waiting for work.")
         if time.monotonic() - began < min(SHORTEST_POLL_SECONDS, self._settings.wait_seconds):
             self._patience.sleep(self._patience.draws.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
 

@@ -23,7 +23,7 @@ async def enrol(run: RunId, body: EnrolmentRequest, here: Here, client: Client) 
     """Join a run. The same again is answered the same."""
     expected = await here.expected(run)
     _check_contract(run, body, expected)
-    event = ClientEnrolled(client, body.role, body.examples, body.index, body.wants_index)
+    event = ClientEnrolled(client, body.role, body.examples, body.index)
     decision = await here.commit(run, event, actor=client, facts=EnrolmentFacts(body.device))
     return _answer(decision, client)
 
@@ -65,7 +65,7 @@ async def decline(run: RunId, body: DeclineRequest, here: Here, client: Client) 
     await here.commit(run, ClientDeclined(client, body.reason), actor=client)
 
 
-@router.delete("/runs/{run}/enrolments", status_code=204)
+@router.delete("/runs/{run}/enrolments/me", status_code=204)
 async def leave(run: RunId, here: Here, client: Client) -> None:
     """Leave a run; when it has ended, this confirms that its end was seen."""
     await here.commit(run, ClientLeft(client, "left by its own wish"), actor=client)

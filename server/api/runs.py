@@ -11,10 +11,10 @@ from server.coordinator import Admin, Coordinator, Here, Reader
 from server.lifecycle.events import Event, PauseRequested, ResumeRequested, StartRequested, StopRequested
 from server.runs.initial import Initial, initial
 from shared.problems import NameTaken, NotFound
-from shared.schemas import EvaluationView, RoundView, RunRequest, RunSummary, RunView, StopRequest
+from shared.schemas import ControlRequest, EvaluationView, RoundView, RunRequest, RunSummary, RunView
 
 router = APIRouter(tags=["runs"])
-NO_REASON = StopRequest()
+NO_REASON = ControlRequest()
 Attempt = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which attempt; otherwise the newest")]
 
 
@@ -79,7 +79,7 @@ async def start(run: RunId, here: Here, admin: Admin) -> RunView:
 
 
 @router.post("/runs/{run}/pause")
-async def pause(run: RunId, here: Here, admin: Admin, body: StopRequest = NO_REASON) -> RunView:
+async def pause(run: RunId, here: Here, admin: Admin, body: ControlRequest = NO_REASON) -> RunView:
     """Open no further round. The open one goes on collecting and may complete."""
     return await _control(here, run, PauseRequested(body.reason), admin)
 
@@ -91,7 +91,7 @@ async def resume(run: RunId, here: Here, admin: Admin) -> RunView:
 
 
 @router.post("/runs/{run}/stop")
-async def stop(run: RunId, here: Here, admin: Admin, body: StopRequest = NO_REASON) -> RunView:
+async def stop(run: RunId, here: Here, admin: Admin, body: ControlRequest = NO_REASON) -> RunView:
     """End the run now. The open round is abandoned; the newest model stays."""
     return await _control(here, run, StopRequested(body.reason), admin)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
@@ -14,28 +14,19 @@ from server.coordinator import Client, Coordinator, Here
 from server.lifecycle.events import AssignmentTaken, ClientSeen
 from server.wakeups.hub import Waiter
 from shared.problems import Conflict
-from shared.schemas import Assignment, Train
+from shared.schemas import Assignment, Train, Wait
 
 router = APIRouter(tags=["work"])
 
 LONGEST_SECONDS = 60.0
 TRIES = 5
-HEADER = "Feddisco-Waiting"
-LONGEST_SENTENCE = 1000  # proxies answer 502 to a header of 4 KiB or more
 CLOSING = "the coordinator is shutting down"
-Wait = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
-
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    204: {
-        "description": "Nothing to do yet",
-        "headers": {HEADER: {"description": "what is being waited for", "schema": {"type": "string"}}},
-    }
-}
+Seconds = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
 
 
-@router.get("/work", response_model=Assignment, responses=RESPONSES)
-async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
-    """The next assignment; waits for one up to ``wait`` seconds and answers 204 if none came."""
+@router.get("/work", response_model=Assignment)
+async def work(here: Here, client: Client, wait: Seconds = 0.0) -> Response:
+    """The next assignment; if there is none yet, holds the request for up to ``wait`` seconds."""
     end = time.monotonic() + wait
     if here.presence.note(client):
         await here.threads.run(_back, here, client)
@@ -49,8 +40,8 @@ async def work(here: Here, client: Client, wait: Wait = 0.0) -> Any:
             if left <= 0 or not await _woken(here, waiter, left):
                 break
     # asked only now: most polls end with an assignment, and the sentence is of the moment that it is read
-    sentence = CLOSING if here.hub.closed else await here.threads.run(_waiting, here, client)
-    return Response(status_code=204, headers={HEADER: _header(sentence)})
+    reason = CLOSING if here.hub.closed else await here.threads.run(_waiting, here, client)
+    return as_json(Wait(reason=reason))
 
 
 async def _woken(here: Coordinator, waiter: Waiter, seconds: float) -> bool:
@@ -90,8 +81,3 @@ def _take(here: Coordinator, client: str, assignment: Train) -> None:
 
 def _waiting(here: Coordinator, client: str) -> str:
     return here.store.waiting_for(client, here.clock())
-
-
-def _header(sentence: str) -> str:
-    """HTTP headers hold ASCII without line breaks, and not the failures of a whole round at length."""
-    return " ".join(sentence.split()).encode("ascii", "replace").decode()[:LONGEST_SENTENCE]

@@ -124,6 +124,7 @@ runs = sa.Table(
     metadata,
     _column("run", Slug, primary_key=True),
     _column("version", sa.BigInteger, comment="compare-and-swap: every transition adds one"),
+    # migration 0001 also admits "failed": no run ever had it, since whatever goes wrong pauses a run
     _column("status", _enum(RunStatus), index=True),
     _column("reason", Words, null=True),
     _column("config", Json),

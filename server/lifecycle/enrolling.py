@@ -103,8 +103,6 @@ def _index_for(run: Run, before: Enrolment | None, event: ClientEnrolled) -> int
                 lowest_free=_lowest_free(owners),
             )
         return event.index
-    if event.wants_index:
-        return _lowest_free(owners)
     return None if run.status is RunStatus.ENROLLING else max(owners, default=-1) + 1
 
 

@@ -33,8 +33,7 @@ class ClientEnrolled:
     client: str
     role: Role
     examples: int
-    index: int | None = None  # asked for by the client
-    wants_index: bool = False  # asks for the lowest free one
+    index: int | None = None  # asked for by the client; None: the coordinator assigns one
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ round has *participants*. Every event is about one run and moves some of the fou
 2. ``*_MOVES`` say which status may follow which, and because of which events. A move that is not in
    its table is a bug of the engine, never of a caller, and stops the transaction.
 3. Statuses without a way out are final: an abandoned round is never mended but drawn anew, as the
-   same number with the next attempt; a completed, stopped or failed run stays so.
+   same number with the next attempt; a completed or stopped run stays so.
 4. Pausing keeps new rounds from opening; it does not touch the open one. So the two graphs of run
    and round are independent, except that a run that stops abandons its open round.
 5. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a

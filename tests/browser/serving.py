@@ -32,7 +32,7 @@ class Served:
     def leave(self, run: str, token: str) -> None:
         headers = {"Authorization": f"Bearer {token}"}
         httpx.delete(
-            f"{self.base}/api/v1/runs/{run}/enrolments", headers=headers, timeout=30
+            f"{self.base}/api/v1/runs/{run}/enrolments/me", headers=headers, timeout=30
         ).raise_for_status()
 
     def post(self, path: str, body: object, token: str = ADMIN_TOKEN) -> httpx.Response:

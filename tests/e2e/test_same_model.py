@@ -141,7 +141,7 @@ def test_what_one_coordinator_commits_wakes_the_other_ones_clients(on_postgres: 
     with httpx.Client(base_url=f"{second}/api/v1", timeout=60) as http, ThreadPoolExecutor() as threads:
         joined = http.post("/clients", json={"name": "listener"}, headers=join).json()
         http.headers["Authorization"] = f"Bearer {joined['token']}"
-        assert http.get("/work").status_code == 204
+        assert http.get("/work").json()["kind"] == "wait"
         before = waiting_polls(second)
         poll = threads.submit(http.get, "/work", params={"wait": wait})
         on_postgres.wait_for(lambda: waiting_polls(second) > before, "the poll waits")

@@ -74,9 +74,9 @@ class Site:
 
     def work(self, wait: float = 0.0) -> dict[str, Any] | None:
         answer = self.http.get("/work", params={"wait": wait}, timeout=wait + 10)
-        assert answer.status_code in (200, 204), answer.text
-        found: dict[str, Any] | None = answer.json() if answer.status_code == 200 else None
-        return found
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return None if found["kind"] == "wait" else found
 
     def until(self, kind: str, seconds: float = 20.0) -> dict[str, Any]:
         """Poll until an assignment of this kind comes."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from shared import problems
-from shared.schemas import Enrol, Registration, UpdateReport
+from shared.schemas import Enrol, Registration, UpdateReport, Wait
 from shared.wire.digests import parse_content_digest
 from tests.helpers.http_servers import Answer, Request, http_server
 from worker.client import Coordinator, UnexpectedAnswer, trust
@@ -67,19 +67,19 @@ def test_what_is_no_coordinators_answer_is_told_apart(response: httpx.Response, 
         coordinator.work(0)
 
 
-def test_work_is_an_assignment_or_the_sentence_that_is_waited_for() -> None:
+def test_work_is_an_assignment_or_to_wait_with_the_reason() -> None:
     def answer(request: Request) -> Answer:
         assert request.path == "/prefix/api/v1/work?wait=2.5"
         assert request.headers["authorization"] == "Bearer secret"
         if not seen:
             seen.append(request)
-            return Answer(204, headers={"Feddisco-Waiting": "2 of 3 clients are here"})
+            return Answer(body=b'{"kind": "wait", "reason": "2 of 3 clients are here"}')
         return Answer(body=b'{"kind": "enrol", "run": "demo"}')
 
     seen: list[Request] = []
     with http_server(answer) as url, Coordinator(f"{url}/prefix", token="secret") as coordinator:
-        assert coordinator.work(2.5) == (None, "2 of 3 clients are here")
-        assert coordinator.work(2.5) == (Enrol(run="demo"), "")
+        assert coordinator.work(2.5) == Wait(reason="2 of 3 clients are here")
+        assert coordinator.work(2.5) == Enrol(run="demo")
 
 
 def test_registration_uses_the_join_code_and_later_calls_the_token() -> None:
@@ -98,7 +98,7 @@ def test_registration_uses_the_join_code_and_later_calls_the_token() -> None:
 def test_no_log_record_holds_a_token(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with http_server(lambda _: Answer(204)) as url, Coordinator(url, token="s3cr3t-t0ken") as coordinator:
-        coordinator.work(0)
+        coordinator.leave("demo")
     assert caplog.records  # httpx did log
     assert "s3cr3t-t0ken" not in caplog.text
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from shared.problems import InvalidConfiguration, RevokedToken, StorageUnavailable
+from shared.schemas import Wait
 from tests.helpers.http_servers import Answer, Request, http_server
 from worker.client import Coordinator
 from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Patience, Refused
@@ -76,13 +77,13 @@ def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:
         httpx.Response(
             422, json=InvalidConfiguration("no such thing.").as_json(), headers={"Content-Type": PROBLEM}
         ),
-        httpx.Response(204),
+        httpx.Response(200, json={"kind": "wait", "reason": "2 of 3 trainers are ready"}),
     ]
     stream, delays = io.StringIO(), list[float]()
     transport = httpx.MockTransport(lambda _: answers.pop(0))
     with Coordinator("http://coordinator", transport=transport) as coordinator:
         patience = _patience(delays.append, stream)
-        assert patience.until_done(lambda: coordinator.work(0)) == (None, "")
+        assert patience.until_done(lambda: coordinator.work(0)) == Wait(reason="2 of 3 trainers are ready")
     assert len(delays) == 1
     assert "does not accept the request: no such thing. Trying again." in stream.getvalue()
 

@@ -59,7 +59,7 @@ def test_a_run_from_enrolment_to_its_end(at: Live) -> None:
     for site in sites:
         end = site.until("finished")
         assert end["status"] == "completed"
-        assert site.http.delete("/runs/demo/enrolments").status_code == 204
+        assert site.http.delete("/runs/demo/enrolments/me").status_code == 204
         assert site.work() is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -118,13 +117,12 @@ RUNS = {
     "P": paused(collecting("ab")),
     "C": completed(collecting("ab")),
     "S": stopped(collecting("ab")),
-    "F": replace(stopped(collecting("ab")), status=RunStatus.FAILED),
 }
 POSSIBLE: list[tuple[Event, str]] = [
     (trainer("z"), "ERP"),
     (ClientDeclined("z", "no"), "ERP"),
-    (ClientLeft("a", "moved"), "ERPCSF"),
-    (ClientSeen("a"), "ERPCSF"),
+    (ClientLeft("a", "moved"), "ERPCS"),
+    (ClientSeen("a"), "ERPCS"),
     (DiscrepancyReceived("a"), "ERP"),
     (StartRequested(), "E"),
     (PauseRequested(), "R"),
@@ -133,8 +131,8 @@ POSSIBLE: list[tuple[Event, str]] = [
     (AssignmentTaken("a", 1, 1), "RP"),
     (UpdateReceived("a", 1, 1), "RP"),
     (FailureReported("a", 1, 1, "x"), "RP"),
-    (TimePassed(), "ERPCSF"),
-    (CoordinatorReturned(dt.timedelta(hours=1)), "ERPCSF"),
+    (TimePassed(), "ERPCS"),
+    (CoordinatorReturned(dt.timedelta(hours=1)), "ERPCS"),
     (AggregationFinished(1, 1), "RP"),
     (AggregationFailed(1, 1, "x"), "RP"),
 ]

@@ -62,7 +62,7 @@ def test_a_trainer_enrols_and_is_asked_for_its_discrepancy_only_where_a_weight_d
 
 
 def test_evaluators_are_ready_at_once_and_have_no_index() -> None:
-    run = play(new_run(needs_discrepancy=True), ClientEnrolled("e", Role.EVALUATOR, 5, wants_index=True)).run
+    run = play(new_run(needs_discrepancy=True), ClientEnrolled("e", Role.EVALUATOR, 5, index=3)).run
     assert (enrolment(run, "e").status, enrolment(run, "e").index) == (EnrolmentStatus.READY, None)
 
 
@@ -102,7 +102,7 @@ def test_indexes_are_given_as_asked_then_at_the_start_by_name_lowest_free_first(
         new_run(autostart=False),
         trainer("d", index=1),
         trainer("c"),
-        trainer("b", wants_index=True),
+        trainer("b", index=0),
         trainer("a"),
     ).run
     assert indexes(run) == {"d": 1, "c": None, "b": 0, "a": None}
@@ -119,7 +119,7 @@ def test_who_left_or_declined_before_the_start_uses_up_no_index() -> None:
 def test_who_comes_late_gets_the_next_index_after_the_highest() -> None:
     run = play(collecting("ab"), trainer("c", index=7)).run
     assert indexes(play(run, trainer("d")).run)["d"] == 8
-    assert indexes(play(run, trainer("d", wants_index=True)).run)["d"] == 2
+    assert indexes(play(run, trainer("d", index=2)).run)["d"] == 2
     assert indexes(play(paused(run), trainer("d")).run)["d"] == 8
     assert indexes(play(run, evaluator("e")).run)["e"] is None
 

@@ -101,10 +101,9 @@ class AnyOrder(RuleBasedStateMachine):
         examples=st.sampled_from([0, 5, 5, 5]),
         role=st.sampled_from([Role.TRAINER, Role.TRAINER, Role.TRAINER, Role.EVALUATOR]),
         index=st.sampled_from([None, None, 0, 1, 6]),
-        wants_index=st.booleans(),
     )
-    def enrol(self, client: str, examples: int, role: Role, index: int | None, wants_index: bool) -> None:
-        self.give(ClientEnrolled(client, role, examples, index, wants_index))
+    def enrol(self, client: str, examples: int, role: Role, index: int | None) -> None:
+        self.give(ClientEnrolled(client, role, examples, index))
 
     @rule(client=CLIENTS, kind=st.sampled_from([DiscrepancyReceived, ClientSeen]))
     def show_up(self, client: str, kind: type[DiscrepancyReceived | ClientSeen]) -> None:
