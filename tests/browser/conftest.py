@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser import seed
+from tests.browser.fonts import FONTS, write_fontconfig
 from tests.browser.serving import Served, prepared, serving
 
 sync_api = pytest.importorskip(
@@ -31,18 +35,31 @@ NOW = seed.FIRST_MOMENT + dt.timedelta(hours=1)
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """The browser, or the test is skipped. Each context is a new user data folder.
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """A browser by the name of its font in ``FONTS``, or the test is skipped. Each context is a new user.
 
     Not for the session: while Playwright runs, its event loop runs too, and no other test could start one.
     """
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no chromium on PATH (Debian: apt-get install chromium)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
+    with sync_api.sync_playwright() as playwright, ExitStack() as stack:
+
+        @cache
+        def launch(font: str) -> Any:
+            config = write_fontconfig(FONTS[font], tmp_path_factory.mktemp(font))
+            environment = os.environ | {"FONTCONFIG_FILE": str(config)}
+            browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, env=environment)
+            stack.callback(browser.close)
+            return browser
+
+        yield launch
+
+
+@pytest.fixture(scope="module")
+def chromium(browsers: Callable[[str], Any]) -> Any:
+    """The browser with the wide font: where that fits, the others do."""
+    return browsers("wide")
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> I
     recent = NOW - dt.timedelta(minutes=5)
     seed.running_run(store, rounds_done=1, started=recent)
     seed.enrolling_run(store)
+    seed.long_names_run(store)
     for name in LIVE_RUNS:
         seed.running_run(store, name, rounds_done=0, started=recent)
     with serving(coordinator) as found:

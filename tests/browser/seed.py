@@ -9,7 +9,7 @@ import datetime as dt
 import hashlib
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.database.facts import AggregationFacts, DiscrepancyFacts, EnrolmentFacts, UpdateFacts
@@ -29,7 +29,19 @@ from shared.config import RunConfig
 from shared.schemas import Metrics, Progress, Role, TensorKind, TensorSpec
 from shared.weighting import Contribution, ledger
 
-CLASSES = tuple(str(digit) for digit in range(10))
+DIGITS = tuple(str(digit) for digit in range(10))
+LESIONS = (
+    "nevi",
+    "melanoma",
+    "dermatofibroma",
+    "vascular lesions",
+    "basal cell carcinoma",
+    "benign keratosis-like lesions",
+    "actinic keratoses and intraepithelial carcinoma",
+    "pigmented_epithelial_carcinoma",
+)
+"""Diagnoses of HAM10000 as people write them, and one as a folder may be named, without a space."""
+
 EVALUATOR = "test-set"
 UPDATE_BYTES = 248_760
 FIRST_MOMENT = dt.datetime(2026, 11, 28, 12, 0, 0, tzinfo=dt.UTC)
@@ -92,6 +104,7 @@ class Course:
     config: RunConfig
     now: dt.datetime = FIRST_MOMENT
     sites: tuple[Site, ...] = SITES
+    classes: tuple[str, ...] = DIGITS
     completed: int = 0
     attempt: int = 1
 
@@ -111,7 +124,7 @@ class Course:
     def create(self) -> Course:
         self.store.create_run(
             self.config,
-            classes=CLASSES,
+            classes=self.classes,
             manifest=MANIFEST,
             initial_model=digest(self.name, "initial"),
             initial_bytes=UPDATE_BYTES,
@@ -219,7 +232,7 @@ class Course:
             name: whole_examples(
                 min(1.0, max(0.0, level + 0.09 * math.sin(3 * place + 1))) if number else place == 4
             )
-            for place, name in enumerate(CLASSES)
+            for place, name in enumerate(self.classes)
         }
         metrics = Metrics(
             loss=0.2 + 2.1 * math.exp(-number / 5),
@@ -236,7 +249,7 @@ def whole_examples(value: float) -> float:
 
 
 def finished_run(store: Store, name: str = "skin-lesions-2026", **more: Any) -> Course:
-    course = Course(store, config(name, **more)).create().enrol()
+    course = Course(store, config(name, **more), classes=LESIONS).create().enrol()
     course.evaluate(0)
     while course.completed < course.config.rounds:
         course.play(failing=5 if course.completed == 8 else None)
@@ -266,6 +279,24 @@ def running_run(
     course.train(2, step=5)
     course.fail(5, "CUDA out of memory with batch size 64")
     return course
+
+
+def long_names_run(store: Store) -> Course:
+    """Run and clients have names of 63 characters, the most there may be; one client fails."""
+    name = lengthened("melanoma-against-nevus")
+    sites = tuple(replace(site, name=lengthened(site.name)) for site in SITES)
+    course = Course(store, config(name, rounds=2), sites=sites, classes=LESIONS).create().enrol()
+    course.evaluate(0)
+    course.play(failing=5)
+    course.evaluate()
+    course.take(0, 1)
+    course.train(1, step=5)
+    return course
+
+
+def lengthened(name: str) -> str:
+    """To 63 characters, without a place to break the line."""
+    return f"{name}_{'universitaetskrankenhaus_dermatologie_pathologie_' * 2}"[:63]
 
 
 def enrolling_run(store: Store, name: str = "waiting-for-three") -> Course:

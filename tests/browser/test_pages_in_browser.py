@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.seed import EVALUATOR, SITES, enrolling_run, token_of
+from tests.browser.fonts import FONTS
+from tests.browser.seed import EVALUATOR, LESIONS, SITES, enrolling_run, lengthened, token_of
 from tests.browser.serving import Served, free_port, prepared, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -21,7 +22,10 @@ PAGES = {
     "enrolling": "/runs/waiting-for-three",
     "round": "/runs/skin-lesions-2026/rounds/2",
     "open round": "/runs/digits-niid1/rounds/2",
+    "long names": f"/runs/{lengthened('melanoma-against-nevus')}",
+    "round with long names": f"/runs/{lengthened('melanoma-against-nevus')}/rounds/1",
     "problems": "/problems",
+    "interface": "/docs",
 }
 WAIT_MS = 10_000
 
@@ -53,14 +57,43 @@ def test_a_page_is_quiet_and_asks_nobody_else(served: Served, chromium: Any, nam
         assert {f"{urlsplit(url).scheme}://{urlsplit(url).netloc}" for url in page.asked} == {served.base}
 
 
+@pytest.mark.parametrize("font", FONTS)
+def test_the_font_is_the_chosen_one(served: Served, browsers: Any, font: str) -> None:
+    """What Chromium draws with, asked of Chromium: no font of the machine takes part."""
+    with page_of(browsers(font)) as page:
+        page.goto(served.base + PAGES["round"])
+        session = page.context.new_cdp_session(page)
+        session.send("DOM.enable")
+        session.send("CSS.enable")
+        root = session.send("DOM.getDocument")["root"]["nodeId"]
+        drawn = set()
+        for node in session.send("DOM.querySelectorAll", {"nodeId": root, "selector": "body *"})["nodeIds"]:
+            found = session.send("CSS.getPlatformFontsForNode", {"nodeId": node})
+            drawn |= {used["familyName"] for used in found["fonts"]}
+        assert drawn == {FONTS[font].family, FONTS[font].fixed_width}
+
+
+@pytest.mark.parametrize("font", FONTS)
 @pytest.mark.parametrize("name", PAGES)
-def test_on_a_phone_only_tables_scroll_sideways(served: Served, chromium: Any, name: str) -> None:
-    with page_of(chromium) as page:
+def test_on_a_phone_only_tables_scroll_sideways(served: Served, browsers: Any, name: str, font: str) -> None:
+    with page_of(browsers(font)) as page:
         page.goto(served.base + PAGES[name])
         for width in (390, 320):
             page.set_viewport_size({"width": width, "height": 700})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert sticking_out(page, width) == []
+        page.evaluate(SPACE_THE_TEXT)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert sticking_out(page, width) == []
+
+
+SPACE_THE_TEXT = """() => {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync(`* {
+        letter-spacing: 0.12em !important; word-spacing: 0.16em !important; line-height: 1.5 !important
+    }`);
+    document.adoptedStyleSheets = [sheet];
+}"""  # what a reader may ask for without losing anything: WCAG 2.2, 1.4.12
 
 
 def sticking_out(page: Any, width: int) -> Any:
@@ -72,6 +105,34 @@ def sticking_out(page: Any, width: int) -> Any:
             .map(e => e.outerHTML.slice(0, 120))""",
         width,
     )
+
+
+@pytest.mark.parametrize("font", FONTS)
+@pytest.mark.parametrize(
+    ("name", "many"), [("finished", len(LESIONS)), ("round with long names", len(SITES))]
+)
+def test_a_name_beside_its_bar_is_not_broken_letter_by_letter(
+    served: Served, browsers: Any, name: str, many: int, font: str
+) -> None:
+    """A name of 30 letters takes at most five lines, one of four takes one; the bar has its room."""
+    with page_of(browsers(font)) as page:
+        page.goto(served.base + PAGES[name])
+        for width in (1200, 390, 320):
+            page.set_viewport_size({"width": width, "height": 700})
+            found = page.evaluate(LABELS)
+            assert len(found) == many
+            for label, lines, bar in found:
+                assert lines <= 1 + len(label) // 7, f"{label!r} takes {lines} lines at {width} px"
+                assert bar >= 64, f"the bar of {label!r} is {bar} px long at {width} px"
+
+
+LABELS = """() => [...document.querySelectorAll(".labelled")].map(e => {
+    const [name, bar] = [e.querySelector("span"), e.querySelector("svg")];
+    const text = document.createRange();
+    text.selectNodeContents(name);
+    const lines = new Set([...text.getClientRects()].map(line => line.top));
+    return [name.textContent, lines.size, bar.getBoundingClientRect().width];
+})"""
 
 
 def test_dark_and_light_follow_the_system(served: Served, chromium: Any) -> None:

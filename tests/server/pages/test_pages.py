@@ -264,9 +264,9 @@ def test_categories_show_what_changed(here: tuple[TestClient, Store]) -> None:
     first, *_, newest = store.evaluations("finished")
     table = next(table for table in read(client, "/runs/finished").tables if "Category" in table[0])
     assert table[0][-1] == "Change since round 0"
-    for cells, name in zip(table[1:], seed.CLASSES, strict=True):
+    for cells, name in zip(table[1:], seed.LESIONS, strict=True):
         change = newest.per_category[name] - first.per_category[name]
-        assert [cells[0], *cells[2:]] == [
+        assert cells == [
             name,
             percent(newest.per_category[name]),
             percent(change, sign=True),
