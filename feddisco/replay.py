@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from server.blobs import BlobStore
-from server.database.facts import AggregationInput, Update
+from server.database.aggregations import AggregationInput, Update
 from server.database.session import make_engine
 from server.database.store import Store
 from server.runs.aggregation import close_stored

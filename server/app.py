@@ -80,7 +80,7 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         telemetry=telemetry,
         rounds=rounds,
         integrity=integrity,
-        presence=Presence(store.engine, threads, clock),
+        presence=Presence(store, threads, clock),
     )
 
 

@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 from server.blobs import BlobStore
 from server.blobs.cache import BlobCache
 from server.blobs.integrity import BlobIntegrity
-from server.database.facts import Facts
+from server.database.step.facts import Facts
 from server.database.store import Store
 from server.lifecycle.events import Event
 from server.lifecycle.machine import Decision

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from server.api.documents import RunId
 from server.coordinator import Client, Here
-from server.database.facts import DiscrepancyFacts, EnrolmentFacts
+from server.database.step.facts import DiscrepancyFacts, EnrolmentFacts
 from server.lifecycle.events import ClientDeclined, ClientEnrolled, ClientLeft, DiscrepancyReceived
 from server.lifecycle.machine import Decision
 from server.runs.layout import Expected

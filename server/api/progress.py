@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from server.api.documents import Number, RunId
 from server.coordinator import Client, Here
-from server.database.facts import FailureFacts
+from server.database.step.facts import FailureFacts
 from server.lifecycle.events import FailureReported
 from shared.schemas import Failure, Metrics, Progress, ProgressAnswer
 

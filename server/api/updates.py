@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from server.api.documents import Number, RunId, as_json
 from server.blobs import Incoming
 from server.coordinator import Client, Coordinator, Here
-from server.database.facts import UpdateFacts
+from server.database.step.facts import UpdateFacts
 from server.lifecycle.events import UpdateReceived
 from server.lifecycle.machine import decide
 from server.runs.layout import Expected

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from server.database.session import Writing, describe, writing
 from shared.problems import StorageUnavailable
 
-__all__ = ["Writer"]
+__all__ = ["GroupCommit"]
 
 T = TypeVar("T")
 LARGEST_GROUP = 64
@@ -45,7 +45,7 @@ class _Job(Generic[T]):
         return self.value  # type: ignore[return-value]
 
 
-class Writer:
+class GroupCommit:
     """Runs pieces of work in transactions, over one engine; safe to use from many threads."""
 
     def __init__(self, engine: sa.Engine) -> None:

@@ -18,19 +18,32 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from shared.problems import InvalidConfiguration, StorageUnavailable
 
-__all__ = ["Reading", "Writing", "describe", "make_engine", "parse_url", "reading", "translated", "writing"]
+__all__ = [
+    "Reading",
+    "Statement",
+    "Writing",
+    "describe",
+    "make_engine",
+    "parse_url",
+    "reading",
+    "translated",
+    "writing",
+]
 
 BUSY_SECONDS = 30
 # every thread that may ask at once has a connection: 40 of the pages, 20 of the API, and aggregations
 POOL = {"pool_size": 20, "max_overflow": 40, "pool_timeout": 10}
 _READ_ONLY = "feddisco_read_only"
 _DURABLE = "feddisco_durable"
-Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+Statement = tuple[sa.UpdateBase, Rows]
+"""To be executed with these parameters: one row, or several at once."""
 
 
 class Reading:
@@ -56,9 +69,16 @@ class Writing(Reading):
     """A connection inside a transaction that is committed at the end of its ``with`` block."""
 
     def execute(
-        self, statement: sa.UpdateBase, parameters: Parameters = None
+        self, statement: sa.UpdateBase, parameters: Rows | None = None
     ) -> sa.CursorResult[*tuple[Any, ...]]:
         return self._connection.execute(statement, parameters)
+
+    def insert_new(self, table: sa.Table, rows: Rows, conflict: str | None = None) -> int:
+        """INSERT ... ON CONFLICT DO NOTHING; how many rows are new.
+
+        ``conflict`` is the column whose value may be taken already; None: any unique key.
+        """
+        return self._connection.execute(_insert_new(self.dialect, table, conflict), rows).rowcount
 
     def savepoint(self) -> AbstractContextManager[object]:
         """What is written inside it is undone if it raises; the transaction goes on."""
@@ -71,6 +91,14 @@ class Writing(Reading):
         """
         if self.dialect == "postgresql":
             self._connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7305519, 2)")
+
+
+@functools.cache
+def _insert_new(dialect: str, table: sa.Table, conflict: str | None) -> sa.UpdateBase:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert(table).on_conflict_do_nothing(index_elements=None if conflict is None else [conflict])
+    # the driver knows how many rows an INSERT made; SQLAlchemy forgets it unless asked
+    return statement.execution_options(preserve_rowcount=True)
 
 
 # PostgreSQL refuses NaN in JSON, SQLite takes it: refused for both

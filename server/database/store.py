@@ -1,5 +1,7 @@
 """The store: one method, one transaction. Synchronous; the coordinator calls it on threads.
 
+Every question and every change has its name here, so that callers know neither connections nor SQL.
+
 Who writes says who acts (``actor``: admin, a client's id, or coordinator) and when (``now``, aware).
 Every method raises :class:`shared.problems.StorageUnavailable` if the database does not answer.
 """
@@ -7,18 +9,32 @@ Every method raises :class:`shared.problems.StorageUnavailable` if the database 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from server.database import accounts, entries, journal, queries, transitions, upkeep, work
-from server.database.changes import StaleVersion
-from server.database.facts import AggregationInput, Facts, JoinTokenRow, OpenAggregation
-from server.database.group_commit import Writer
-from server.database.session import Writing, describe, reading
-from server.database.snapshots import Configs
+from server.database import (
+    aggregations,
+    assignments,
+    blobs,
+    clients,
+    counts,
+    evaluations,
+    events,
+    join_tokens,
+    rounds,
+    runs,
+)
+from server.database.aggregations import AggregationInput, OpenAggregation
+from server.database.configs import Configs
+from server.database.group_commit import GroupCommit
+from server.database.join_tokens import JoinTokenRow
+from server.database.session import Reading, Writing, describe, reading
+from server.database.step.facts import Facts
+from server.database.step.step import take_step
+from server.database.step.write_run import StaleVersion
 from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
@@ -41,6 +57,8 @@ from shared.schemas import (
 __all__ = ["Store"]
 
 TRIES = 10
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Store:
@@ -49,7 +67,12 @@ class Store:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self._configs = Configs()
-        self._writer = Writer(engine)
+        self._writer = GroupCommit(engine)
+
+    def _read(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The query's answer, from one consistent snapshot."""
+        with reading(self.engine) as connection:
+            return query(connection, *args, **kwargs)
 
     # ---------------------------------------------------------------- transitions
 
@@ -64,7 +87,7 @@ class Store:
         """
 
         def step(connection: Writing) -> Decision:
-            return transitions.step(connection, run, event, facts, self._configs, actor=actor, now=now)
+            return take_step(connection, run, event, facts, self._configs, actor=actor, now=now)
 
         durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
         for _ in range(TRIES):
@@ -88,7 +111,7 @@ class Store:
     ) -> None:
         """An enrolling run named ``config.name``, whose initial model is stored already; NameTaken."""
         self._writer.write(
-            lambda connection: entries.create_run(
+            lambda connection: runs.create_run(
                 connection,
                 config,
                 classes=classes,
@@ -113,7 +136,7 @@ class Store:
     ) -> None:
         """An event outside the transitions, such as a refused upload; text in it is made storable."""
         self._writer.write(
-            lambda connection: entries.record(
+            lambda connection: events.record(
                 connection,
                 kind,
                 run=run,
@@ -130,7 +153,7 @@ class Store:
     ) -> bool:
         """Whether it is new; NotFound, Forbidden, or Conflict for other values or a round without model."""
         return self._writer.write(
-            lambda connection: entries.add_evaluation(
+            lambda connection: evaluations.add_evaluation(
                 connection, run, round, client, metrics, actor=actor, now=now
             )
         )
@@ -138,7 +161,8 @@ class Store:
     def progress(self, run: str, round: int, client: str, progress: Progress, now: dt.datetime) -> bool:
         """Notes a heartbeat; whether the client's update is still wanted."""
         return self._writer.write(
-            lambda connection: entries.heartbeat(connection, run, round, client, progress, now), durable=False
+            lambda connection: rounds.note_progress(connection, run, round, client, progress, now),
+            durable=False,
         )
 
     # ---------------------------------------------------------------- clients and tokens
@@ -159,38 +183,36 @@ class Store:
         """
 
         def work(connection: Writing) -> str:
-            if known := accounts.registered_before(connection, name, token_hash):
+            if known := clients.find_registered(connection, name, token_hash):
                 return known
             if join_hash is not None:
-                accounts.use_join_token(connection, join_hash, now)
-            return accounts.register(connection, name, token_hash, version, actor=actor, now=now)
+                join_tokens.use_join_token(connection, join_hash, now)
+            return clients.register(connection, name, token_hash, version, actor=actor, now=now)
 
         return self._writer.write(work)
 
     def client_by_token_hash(self, token_hash: str) -> ClientView | None:
         """Revoked clients too: their token is refused with another reason than an unknown one."""
-        with reading(self.engine) as connection:
-            return accounts.by_token_hash(connection, token_hash)
+        return self._read(clients.find_by_token_hash, token_hash)
 
     def clients(self) -> list[ClientView]:
         """All, by name."""
-        with reading(self.engine) as connection:
-            return accounts.all_clients(connection)
+        return self._read(clients.list_clients)
 
-    def touch(self, client: str, now: dt.datetime) -> None:
-        """Notes that the client was here."""
-        self._writer.write(lambda connection: accounts.touch(connection, client, now), durable=False)
+    def mark_seen(self, seen: Mapping[str, dt.datetime]) -> None:
+        """Notes when each of these clients was last seen."""
+        self._writer.write(lambda connection: clients.mark_seen(connection, seen), durable=False)
 
     def revoke(self, client: str, actor: str, now: dt.datetime) -> list[tuple[str, Decision]]:
         """Its token is refused from now on, and it leaves every open run; by run, what that decided."""
         event = ClientLeft(client, "its token was revoked")
 
         def work(connection: Writing) -> list[tuple[str, Decision]]:
-            open_runs = accounts.lock_open_runs_of(connection, client)
-            if not accounts.revoke(connection, client, actor, now):
+            open_runs = clients.lock_open_runs_of(connection, client)
+            if not clients.revoke(connection, client, actor, now):
                 return []
             return [
-                (run, transitions.step(connection, run, event, None, self._configs, actor=actor, now=now))
+                (run, take_step(connection, run, event, None, self._configs, actor=actor, now=now))
                 for run in open_runs
             ]
 
@@ -206,121 +228,100 @@ class Store:
     ) -> int:
         """Its id; a token that is known already is left as it is (also if revoked)."""
         return self._writer.write(
-            lambda connection: accounts.add_join_token(
+            lambda connection: join_tokens.add_join_token(
                 connection, token_hash, uses, expires_at, actor=actor, now=now
             )
         )
 
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
-        with reading(self.engine) as connection:
-            return accounts.all_join_tokens(connection)
+        return self._read(join_tokens.list_join_tokens)
 
     def revoke_join_token(self, token: int, actor: str, now: dt.datetime) -> None:
         """NotFound if there is none of this id."""
-        self._writer.write(lambda connection: accounts.revoke_join_token(connection, token, actor, now))
+        self._writer.write(lambda connection: join_tokens.revoke_join_token(connection, token, actor, now))
 
     # ---------------------------------------------------------------- what a client is asked
 
     def work_for(self, client: str) -> Assignment | None:
         """The next assignment."""
-        with reading(self.engine) as connection:
-            return work.work_for(connection, client, self._configs)
+        return self._read(assignments.next_assignment, client, self._configs)
 
     def waiting_for(self, client: str, now: dt.datetime) -> str:
         """Where there is no assignment: a sentence that says what the client waits for."""
-        with reading(self.engine) as connection:
-            return work.waiting_for(connection, client, now, self._configs)
+        return self._read(assignments.explain_waiting, client, now, self._configs)
 
     def away_in(self, client: str) -> list[str]:
         """Open runs in which the client counts as away: apply ClientSeen to them when it polls."""
-        with reading(self.engine) as connection:
-            return work.away_in(connection, client)
+        return self._read(assignments.list_away, client)
 
     def blob_readable(self, client: str, digest: str) -> bool:
         """Whether the client may download it: models and broadcasts of runs in which it is enrolled."""
-        with reading(self.engine) as connection:
-            return upkeep.blob_readable(connection, client, digest)
+        return self._read(blobs.is_readable, client, digest)
 
     def receipt(self, run: str, round: int, client: str) -> Receipt:
         """Of the client's newest update to the round; NotFound if there is none."""
-        with reading(self.engine) as connection:
-            return queries.receipt(connection, run, round, client)
+        return self._read(rounds.read_receipt, run, round, client)
 
     # ---------------------------------------------------------------- what is shown
 
     def run_state(self, run: str) -> Run:
         """As the state machine sees it; NotFound."""
-        with reading(self.engine) as connection:
-            return queries.run_state(connection, run, self._configs)
+        return self._read(runs.read_state, run, self._configs)
 
     def run_view(self, run: str, now: dt.datetime) -> RunView:
-        with reading(self.engine) as connection:
-            return queries.run_view(connection, run, now, self._configs)
+        return self._read(runs.read_run, run, now, self._configs)
 
     def runs(self) -> list[RunSummary]:
         """Newest first."""
-        with reading(self.engine) as connection:
-            return queries.all_runs(connection)
+        return self._read(runs.list_runs)
 
     def rounds(self, run: str, since: int = 0) -> list[RoundView]:
         """Oldest first, every attempt, from round ``since`` on; NotFound for no such run."""
-        with reading(self.engine) as connection:
-            return queries.all_rounds(connection, run, since)
+        return self._read(rounds.list_rounds, run, since)
 
     def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
         """The newest attempt unless one is named; NotFound."""
-        with reading(self.engine) as connection:
-            return queries.one_round(connection, run, round, attempt)
+        return self._read(rounds.read_round, run, round, attempt)
 
     def evaluations(self, run: str) -> list[EvaluationView]:
         """By round (0: the initial model), then by client."""
-        with reading(self.engine) as connection:
-            return queries.all_evaluations(connection, run)
+        return self._read(evaluations.list_evaluations, run)
 
     def events(self, after_id: int = 0, run: str | None = None, limit: int = 1000) -> list[EventView]:
         """Events after that one, oldest first."""
-        with reading(self.engine) as connection:
-            return journal.events_after(connection, after_id, run, limit)
+        return self._read(events.list_events, after_id, run, limit)
 
     def latest_event_id(self, run: str | None = None) -> int:
         """0 if there is none."""
-        with reading(self.engine) as connection:
-            return journal.latest_event_id(connection, run)
+        return self._read(events.newest_event_id, run)
 
     # ---------------------------------------------------------------- the coordinator's own work
 
     def overdue(self, now: dt.datetime) -> list[str]:
         """Runs whose collecting round is past its deadline: apply TimePassed."""
-        with reading(self.engine) as connection:
-            return upkeep.overdue(connection, now)
+        return self._read(rounds.list_overdue, now)
 
     def collecting(self) -> list[str]:
         """Runs whose round waits for updates."""
-        with reading(self.engine) as connection:
-            return upkeep.collecting(connection)
+        return self._read(rounds.list_collecting)
 
     def last_sign_of_life(self) -> dt.datetime | None:
         """When something last came in or happened here, at any coordinator; accurate to a few seconds."""
-        with reading(self.engine) as connection:
-            return upkeep.last_sign_of_life(connection)
+        return self._read(events.find_last_activity)
 
     def aggregating(self) -> list[OpenAggregation]:
         """Rounds being aggregated, oldest first, with since when."""
-        with reading(self.engine) as connection:
-            return upkeep.aggregating(connection)
+        return self._read(aggregations.list_aggregating)
 
     def aggregation_input(self, run: str, round: int, attempt: int) -> AggregationInput:
         """All that decides the round's result; NotFound. For replays of completed rounds too."""
-        with reading(self.engine) as connection:
-            return upkeep.aggregation_input(connection, run, round, attempt, self._configs)
+        return self._read(aggregations.read_input, run, round, attempt, self._configs)
 
     def referenced_blobs(self) -> set[str]:
         """Every blob that a row names."""
-        with reading(self.engine) as connection:
-            return upkeep.referenced_blobs(connection)
+        return self._read(blobs.list_referenced)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""
-        with reading(self.engine) as connection:
-            return upkeep.counts(connection)
+        return self._read(counts.count_rows)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
-from server.database.facts import AggregationFacts, AggregationInput, Update
+from server.database.aggregations import AggregationInput, Update
+from server.database.step.facts import AggregationFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry

@@ -7,10 +7,7 @@ import datetime as dt
 import logging
 from collections.abc import Callable
 
-import sqlalchemy as sa
-
-from server.database.accounts import touch
-from server.database.session import writing
+from server.database.store import Store
 from server.threads import Threads
 from shared.problems import ServiceFault
 
@@ -25,8 +22,8 @@ log = logging.getLogger("feddisco")
 class Presence:
     """A poll costs a dictionary entry, not a write transaction with its wait for the disk."""
 
-    def __init__(self, engine: sa.Engine, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
-        self._engine = engine
+    def __init__(self, store: Store, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
+        self._store = store
         self._threads = threads
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
@@ -48,9 +45,7 @@ class Presence:
     def flush(self) -> None:
         seen, self._seen = self._seen, {}
         if seen:
-            with writing(self._engine) as connection:
-                for client, at in sorted(seen.items()):  # one order: two coordinators' locks never cross
-                    touch(connection, client, at)
+            self._store.mark_seen(seen)
 
     async def run(self) -> None:
         """Until cancelled."""

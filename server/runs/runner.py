@@ -33,7 +33,7 @@ from server.wakeups.hub import Hub
 from shared.problems import Conflict, ServiceFault
 
 if TYPE_CHECKING:
-    from server.database.facts import AggregationFacts, Facts
+    from server.database.step.facts import AggregationFacts, Facts
     from server.lifecycle.machine import Decision
 
 __all__ = ["ACTOR", "Rounds"]

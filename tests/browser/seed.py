@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.database.facts import AggregationFacts, DiscrepancyFacts, EnrolmentFacts, UpdateFacts
+from server.database.step.facts import AggregationFacts, DiscrepancyFacts, EnrolmentFacts, UpdateFacts
 from server.database.store import Store
 from server.lifecycle.events import (
     AggregationFinished,
@@ -149,7 +149,7 @@ class Course:
             self.store.register(name, hash_token(token_of(name)), "0.1.0", self.pass_time(1))
         event = ClientEnrolled(name, role, examples, index)
         self._apply(event, name, EnrolmentFacts(device))
-        self.store.touch(name, self.now)
+        self.store.mark_seen({name: self.now})
 
     def _apply(self, event: Any, actor: str, facts: Any = None) -> None:
         self.store.apply(self.name, event, actor=actor, now=self.pass_time(0.1), facts=facts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server.database.facts import (
+from server.database.step.facts import (
     AggregationFacts,
     DiscrepancyFacts,
     EnrolmentFacts,

@@ -43,7 +43,7 @@ def test_a_client_is_found_by_its_token_also_when_revoked(story: Story) -> None:
     found = story.store.client_by_token_hash(digest("token", "a"))
     assert found is not None
     assert (found.client, found.registered_at, found.last_seen_at, found.version) == ("a", NOW, None, "0.1.0")
-    story.store.touch("a", later(5))
+    story.store.mark_seen({"a": later(5)})
     story.store.revoke("a", "admin", later(6))
     found = story.store.client_by_token_hash(digest("token", "a"))
     assert found is not None

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from server.database.change import Change
-from server.database.changes import StaleVersion, write
-from server.database.group_commit import Writer
+from server.database.configs import Configs
+from server.database.group_commit import GroupCommit
 from server.database.session import Writing, make_engine, writing
-from server.database.snapshots import Configs, load
+from server.database.step.change import Change
+from server.database.step.load import load
+from server.database.step.write_run import StaleVersion, write
 from server.database.tables import clients
 from server.lifecycle.effects import Aggregate
 from server.lifecycle.events import PauseRequested, TimePassed
@@ -239,7 +240,7 @@ def test_a_stale_decision_is_not_written(engine: sa.Engine) -> None:
 def test_one_writer_that_fails_does_not_disturb_those_it_shares_a_commit_with(engine: sa.Engine) -> None:
     """Twenty wait while one writes; the odd ones raise after they wrote, and only theirs is undone."""
     story = Story(engine)
-    writer = Writer(engine)
+    writer = GroupCommit(engine)
     entered, go_on = threading.Event(), threading.Event()
 
     def hold(connection: Writing) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from server.database.facts import DiscrepancyFacts, FailureFacts
 from server.database.session import reading
+from server.database.step.facts import DiscrepancyFacts, FailureFacts
 from server.database.tables import participants, rounds, runs
 from server.lifecycle.effects import Aggregate
 from server.lifecycle.events import (

@@ -91,7 +91,7 @@ def test_enrolments_are_shown_trainers_by_index_first(story: Story) -> None:
     story.enrol("judge", role=Role.EVALUATOR)
     story.enrol("z", index=0)
     story.enrol("a", index=1)
-    story.store.touch("z", later(3))
+    story.store.mark_seen({"z": later(3)})
     shown = story.store.run_view(RUN, NOW).enrolments
     assert [(e.client, e.index) for e in shown] == [("z", 0), ("a", 1), ("judge", None)]
     assert [e.last_seen_at for e in shown] == [later(3), None, None]

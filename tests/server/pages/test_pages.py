@@ -395,7 +395,7 @@ def test_the_list_counts_who_is_connected(tmp_path: Path, migrated_sqlite: Path)
     client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
     for name in "abc":
         store.register(name, name, "0.1.0", RECENT)
-        store.touch(name, RECENT if name == "c" else NOW)
+        store.mark_seen({name: RECENT if name == "c" else NOW})
     store.revoke("b", "admin", NOW)
     said = "1 of 2 registered clients asked for work in the last two minutes."
     assert said in read(client, "/").all("main")[0].text

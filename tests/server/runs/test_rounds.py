@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from server.app import utc_now
-from server.database.facts import UpdateFacts
 from server.database.migrations import upgrade
+from server.database.step.facts import UpdateFacts
 from server.lifecycle.events import UpdateReceived
 from server.runs.runner import ORPHANED_AFTER
 from tests.helpers.live_coordinator import Live, Site, enrolled, file_of, live, process, sha256

@@ -9,19 +9,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.configs import require_run
 from server.database.session import Reading, Writing
-from server.database.tables import clean_text, events
+from server.database.tables import clean_text, clients, events, participants
 from shared.schemas import EventView
 
-__all__ = ["add_events", "events_after", "latest_event_id", "storable"]
+__all__ = ["add_events", "find_last_activity", "list_events", "make_storable", "newest_event_id", "record"]
 
 LONGEST_TEXT = 2000
 
 
-def storable(value: Any) -> Any:
+def make_storable(value: Any) -> Any:
     """The value as both databases take it in JSON: no NUL, no lone surrogate, no NaN, no infinity, no essay.
 
-    >>> storable({"tensor": "a" * 3000, "value": float("inf")})["value"]
+    >>> make_storable({"tensor": "a" * 3000, "value": float("inf")})["value"]
     'inf'
     """
     if isinstance(value, str):
@@ -29,9 +30,9 @@ def storable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {clean_text(str(key)): storable(item) for key, item in value.items()}
+        return {clean_text(str(key)): make_storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
+        return [make_storable(item) for item in value]
     return value
 
 
@@ -49,23 +50,49 @@ def add_events(
             {"run": None, "round": None, "client": None}
             | dict(row)
             | common
-            | {"detail": storable(row.get("detail", {}))}
+            | {"detail": make_storable(row.get("detail", {}))}
             for row in rows
         ],
     )
 
 
-def events_after(connection: Reading, after_id: int, run: str | None, limit: int) -> list[EventView]:
+def record(
+    connection: Writing,
+    kind: str,
+    *,
+    run: str | None,
+    round: int | None,
+    client: str | None,
+    detail: Mapping[str, Any],
+    actor: str,
+    now: dt.datetime,
+) -> None:
+    """An event outside the transitions, such as a refused upload. NotFound for no such run."""
+    if run is not None:
+        require_run(connection, run)
+    row = {"kind": kind, "run": run, "round": round, "client": client, "detail": detail}
+    add_events(connection, [row], actor=actor, now=now)
+
+
+def list_events(connection: Reading, after_id: int, run: str | None, limit: int) -> list[EventView]:
+    """At most ``limit`` events after that one, oldest first; of one run, or of all."""
     statement = sa.select(events).where(events.c.id > after_id).order_by(events.c.id).limit(limit)
     if run is not None:
         statement = statement.where(events.c.run == run)
     return [EventView(**row._mapping) for row in connection.select(statement)]
 
 
-def latest_event_id(connection: Reading, run: str | None) -> int:
+def newest_event_id(connection: Reading, run: str | None) -> int:
     """0 if there is none."""
     statement = sa.select(sa.func.max(events.c.id))
     if run is not None:
         statement = statement.where(events.c.run == run)
     newest: int | None = connection.select(statement).scalar()
     return newest or 0
+
+
+def find_last_activity(connection: Reading) -> dt.datetime | None:
+    """When something last came in or happened, by any coordinator; None before the first event."""
+    columns = (events.c.at, clients.c.last_seen_at, participants.c.heartbeat_at)
+    found = [connection.select(sa.select(sa.func.max(column))).scalar_one() for column in columns]
+    return max((at for at in found if at is not None), default=None)

@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server.database import snapshots
-from server.database.change import Change
-from server.database.changes import write
-from server.database.facts import DiscrepancyFacts, Facts, UpdateFacts
-from server.database.session import Writing
-from server.database.snapshots import Configs, Snapshot
+from server.database.configs import Configs
+from server.database.session import Reading, Writing
+from server.database.step.change import Change
+from server.database.step.facts import DiscrepancyFacts, Facts, UpdateFacts
+from server.database.step.load import Snapshot, load
+from server.database.step.write_run import write
 from server.database.tables import participants
 from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
 from server.lifecycle.machine import Decision, decide
@@ -20,10 +20,10 @@ from shared.config import DiscoWeighting, RunConfig
 from shared.problems import DiscrepancyAlreadySubmitted, InvalidRequest
 from shared.schemas import EnrolmentStatus, ParticipantStatus
 
-__all__ = ["step"]
+__all__ = ["take_step"]
 
 
-def step(
+def take_step(
     connection: Writing,
     run: str,
     event: Event,
@@ -33,9 +33,9 @@ def step(
     actor: str,
     now: dt.datetime,
 ) -> Decision:
-    """Raises what ``decide`` raises, and :class:`changes.StaleVersion` if others moved the run meanwhile."""
-    before = snapshots.load(connection, run, configs, lock=True)
-    if _known_already(connection, before, event, facts, configs.of(connection, run)):
+    """Raises what ``decide`` raises, and :class:`StaleVersion` if another process moved the run meanwhile."""
+    before = load(connection, run, configs, lock=True)
+    if _is_repetition(connection, before, event, facts, configs.of(connection, run)):
         return Decision(before.run, ())
     decision = decide(before.run, event, now)
     if decision.run != before.run or decision.effects:
@@ -43,14 +43,14 @@ def step(
     return decision
 
 
-def _known_already(
-    connection: Writing, before: Snapshot, event: Event, facts: Facts | None, config: RunConfig
+def _is_repetition(
+    connection: Reading, before: Snapshot, event: Event, facts: Facts | None, config: RunConfig
 ) -> bool:
     """Whether a repetition brings nothing new; raises if it brings something else."""
     if isinstance(event, UpdateReceived) and isinstance(facts, UpdateFacts):
-        return _same_update(connection, before, event, facts)
+        return _is_same_update(connection, before, event, facts)
     if isinstance(event, DiscrepancyReceived) and isinstance(facts, DiscrepancyFacts):
-        return _same_discrepancy(before, event, facts, config)
+        return _is_same_discrepancy(before, event, facts, config)
     return False
 
 
@@ -63,23 +63,23 @@ _STORED = sa.select(participants.c.update, participants.c.status).where(
 _TAKEN = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
 
 
-def _same_update(connection: Writing, before: Snapshot, event: UpdateReceived, facts: UpdateFacts) -> bool:
+def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived, facts: UpdateFacts) -> bool:
     current = before.run.round
     if current is not None and (current.number, current.attempt) == (event.round, event.attempt):
         participant = current.participant(event.client)
         taken = participant is not None and participant.status in _TAKEN
         return taken and before.updates.get(event.client) == facts.digest
-    named: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "of_run": before.run.id,
         "of_round": event.round,
         "of_attempt": event.attempt,
         "of_client": event.client,
     }
-    row = connection.select(_STORED, named).one_or_none()
+    row = connection.select(_STORED, parameters).one_or_none()
     return row is not None and row.status in _TAKEN and row.update == facts.digest
 
 
-def _same_discrepancy(
+def _is_same_discrepancy(
     before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts, config: RunConfig
 ) -> bool:
     weighting = config.weighting

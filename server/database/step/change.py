@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-from server.database.facts import Facts
-from server.database.snapshots import Snapshot
+from server.database.step.facts import Facts
+from server.database.step.load import Snapshot
 from server.lifecycle.events import Event
 from server.lifecycle.machine import Decision
 

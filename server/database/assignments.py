@@ -1,4 +1,4 @@
-"""What the coordinator asks of one client now. Asked at every poll, so the common answers come first."""
+"""What a client is asked to do next. Read at every poll, so the common answers come first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server.database import snapshots
-from server.database.accounts import GONE, OPEN
-from server.database.queries import newest_model
+from server.database.clients import GONE, OPEN
+from server.database.configs import Configs
+from server.database.rounds import newest_model
 from server.database.session import Reading
-from server.database.snapshots import Configs
+from server.database.step.load import load
 from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
 from server.lifecycle import machine
 from shared.config import DiscoWeighting
@@ -29,7 +29,7 @@ from shared.schemas import (
     Train,
 )
 
-__all__ = ["away_in", "waiting_for", "work_for"]
+__all__ = ["explain_waiting", "list_away", "next_assignment"]
 
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
 _RUN = sa.bindparam("of_run", type_=sa.String)
@@ -96,20 +96,20 @@ _OPEN_TO = (
 )
 
 
-def work_for(connection: Reading, client: str, configs: Configs) -> Assignment | None:
+def next_assignment(connection: Reading, client: str, configs: Configs) -> Assignment | None:
     """The client's next assignment over all runs.
 
     In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
     ended. Within each, the oldest run first.
     """
-    named = {"of_client": client}
-    if (row := connection.select(_TRAIN, named).one_or_none()) is not None:
+    parameters = {"of_client": client}
+    if (row := connection.select(_TRAIN, parameters).one_or_none()) is not None:
         return Train(**row._mapping)
-    enrolled = connection.select(_ENROLMENTS, named).all()
+    enrolled = connection.select(_ENROLMENTS, parameters).all()
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
     if found is not None:
         return found
-    if (run := connection.select(_OPEN_TO, named).scalar()) is not None:
+    if (run := connection.select(_OPEN_TO, parameters).scalar()) is not None:
         return Enrol(run=run)
     return _finished(connection, enrolled)
 
@@ -132,13 +132,13 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
                 continue
             if not _has_scored(connection, row.run, client, 0):
                 return Evaluate(run=row.run, round=0, model=row.initial_model)
-            named = {
+            parameters = {
                 "of_run": row.run,
                 "of_client": client,
                 "every": config.evaluate_every,
                 "last": config.rounds,
             }
-            pending = connection.select(_UNSCORED, named).one_or_none()
+            pending = connection.select(_UNSCORED, parameters).one_or_none()
             if pending is not None:
                 return Evaluate(run=row.run, round=pending.round, model=pending.scored_model)
     return None
@@ -172,8 +172,8 @@ _UNSCORED = (
 
 
 def _has_scored(connection: Reading, run: str, client: str, number: int) -> bool:
-    named = {"of_run": run, "of_client": client, "of_round": number}
-    return connection.select(_SCORED, named).scalar() is not None
+    parameters = {"of_run": run, "of_client": client, "of_round": number}
+    return connection.select(_SCORED, parameters).scalar() is not None
 
 
 def _finished(connection: Reading, enrolled: Any) -> Finished | None:
@@ -184,17 +184,16 @@ def _finished(connection: Reading, enrolled: Any) -> Finished | None:
     return None
 
 
-def waiting_for(connection: Reading, client: str, now: dt.datetime, configs: Configs) -> str:
+def explain_waiting(connection: Reading, client: str, now: dt.datetime, configs: Configs) -> str:
     """What a client without an assignment waits for: a sentence a run, beginning with the run's name."""
     enrolled = connection.select(_ENROLMENTS, {"of_client": client}).all()
     sentences = [
-        f"{row.run}: {machine.waiting_for(snapshots.load(connection, row.run, configs).run, now)}"
-        for row in enrolled
+        f"{row.run}: {machine.waiting_for(load(connection, row.run, configs).run, now)}" for row in enrolled
     ]
     return "; ".join(sentences) or "no run on this coordinator is open to this client"
 
 
-def away_in(connection: Reading, client: str) -> list[str]:
+def list_away(connection: Reading, client: str) -> list[str]:
     """Open runs in which the client counts as away: that it asks for work again is news there."""
     statement = (
         sa.select(enrolments.c.run)

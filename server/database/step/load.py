@@ -8,13 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.configs import Configs, no_such_run
 from server.database.session import Reading
 from server.database.tables import enrolments, participants, rounds, runs
 from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run
-from shared.config import RunConfig
-from shared.problems import NotFound
 
-__all__ = ["Configs", "Snapshot", "load", "no_such_run"]
+__all__ = ["Snapshot", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +26,6 @@ class Snapshot:
     discrepancies: dict[str, tuple[str, float]]  # by client: metric, value
     troubled: frozenset[str]  # clients with a last error
     updates: dict[str, str]  # of the newest attempt, by client: digest
-
-
-class Configs:
-    """Configurations of runs, parsed once: they never change."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, RunConfig] = {}
-
-    def of(self, connection: Reading, run: str) -> RunConfig:
-        if run not in self._known:
-            stored = connection.select(sa.select(runs.c.config).where(runs.c.run == run)).scalar()
-            if stored is None:
-                raise no_such_run(run)
-            self._known[run] = RunConfig.model_validate(stored)
-        return self._known[run]
-
-
-def no_such_run(run: str) -> NotFound:
-    return NotFound(f"there is no run {run!r}", hint="GET /api/v1/runs lists the runs there are.")
 
 
 # Statements are built once: building costs more than running them on SQLite.
@@ -105,12 +85,12 @@ _ROUND = (
 
 def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False) -> Snapshot:
     """The run now; ``lock`` keeps other coordinators from moving it until the transaction ends."""
-    named = {"of_run": run}
-    head = connection.select(_LOCKED_HEAD if lock else _HEAD, named).one_or_none()
+    parameters = {"of_run": run}
+    head = connection.select(_LOCKED_HEAD if lock else _HEAD, parameters).one_or_none()
     if head is None:
         raise no_such_run(run)
-    enrolled = connection.select(_ENROLMENTS, named).all()
-    newest = connection.select(_ROUND, named).all()
+    enrolled = connection.select(_ENROLMENTS, parameters).all()
+    newest = connection.select(_ROUND, parameters).all()
     return Snapshot(
         run=Run(
             id=run,

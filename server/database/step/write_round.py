@@ -1,4 +1,4 @@
-"""Writes what a decision changed in a round and its participants; opens the next."""
+"""The rows that a decision changed in a round and its participants, and those of a round that it opens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from server.database.change import Change
-from server.database.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
-from server.database.session import Writing
+from server.database.session import Reading, Statement
+from server.database.step.change import Change
+from server.database.step.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
 from server.database.tables import Words, participants, rounds
 from server.lifecycle.events import UpdateReceived
 from server.lifecycle.machine import relative_sizes
@@ -18,7 +18,7 @@ from shared.schemas import ParticipantStatus, RoundStatus
 if TYPE_CHECKING:
     from shared.weighting import LedgerEntry
 
-__all__ = ["write_round"]
+__all__ = ["round_statements"]
 
 _OF_RUN = sa.bindparam("of_run", type_=sa.String)
 _OF_CLIENT = sa.bindparam("of_client", type_=sa.String)
@@ -45,23 +45,38 @@ _LEDGER_ROW = (
 )
 
 
-def write_round(connection: Writing, change: Change, after: Round) -> None:
-    before = change.before.run.round
-    if before is None or (before.number, before.attempt) != (after.number, after.attempt):
-        _insert_round(connection, change, after)
-        return
+def round_statements(connection: Reading, change: Change) -> list[Statement]:
+    """What is to be written, in this order; read are only results of earlier rounds."""
+    statements: list[Statement] = []
+    for after in (*change.decision.ended, change.decision.run.round):
+        if after is None:
+            continue
+        before = change.before.run.round
+        if before is not None and (before.number, before.attempt) == (after.number, after.attempt):
+            statements += _update_round(change, before, after)
+        else:
+            statements += _insert_round(change, after, _newest_result(connection, change))
+    return statements
+
+
+# -------------------------------------------------------------------- a round that goes on or ends
+
+
+def _update_round(change: Change, before: Round, after: Round) -> list[Statement]:
     if before == after and not isinstance(change.facts, AggregationFacts):
-        return
-    named = {"of_run": change.run, "of_round": after.number, "of_attempt": after.attempt}
+        return []
+    key = {"of_run": change.run, "of_round": after.number, "of_attempt": after.attempt}
+    statements: list[Statement] = []
     if before.status is not after.status:
-        connection.execute(_ROUND, named | _round_values(change, before, after))
+        statements.append((_ROUND, key | _round_values(change, before, after)))
     elif before.deadline_at != after.deadline_at:
-        connection.execute(_ROUND, named | {"deadline_at": after.deadline_at})
-    _write_participants(connection, change, before, after, named)
+        statements.append((_ROUND, key | {"deadline_at": after.deadline_at}))
+    statements += _update_participants(change, before, after, key)
     if isinstance(change.facts, AggregationFacts) and before.status is RoundStatus.AGGREGATING:
-        rows = [named | _ledger_values(entry) for entry in change.facts.ledger]
+        rows = [key | _ledger_values(entry) for entry in change.facts.ledger]
         if rows:
-            connection.execute(_LEDGER_ROW, rows)
+            statements.append((_LEDGER_ROW, rows))
+    return statements
 
 
 def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]:
@@ -94,21 +109,26 @@ def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
     }
 
 
-def _write_participants(
-    connection: Writing, change: Change, before: Round, after: Round, named: dict[str, Any]
-) -> None:
+def _update_participants(change: Change, before: Round, after: Round, key: dict[str, Any]) -> list[Statement]:
+    """Whoever the facts are about, in a statement of its own; then all others together."""
     known = {p.client: p for p in before.participants}
-    plain: list[dict[str, Any]] = []
+    statements: list[Statement] = []
+    rows: list[dict[str, Any]] = []
     for participant in after.participants:
         if participant == known[participant.client]:
             continue
-        values = {"of_client": participant.client, "status": participant.status, "reason": participant.reason}
-        if more := _participant_values(change, participant):
-            connection.execute(_PARTICIPANT, named | values | more)
+        row = key | {
+            "of_client": participant.client,
+            "status": participant.status,
+            "reason": participant.reason,
+        }
+        if values := _participant_values(change, participant):
+            statements.append((_PARTICIPANT, row | values))
         else:
-            plain.append(named | values)
-    if plain:
-        connection.execute(_PARTICIPANT, plain)
+            rows.append(row)
+    if rows:
+        statements.append((_PARTICIPANT, rows))
+    return statements
 
 
 def _participant_values(change: Change, participant: Participant) -> dict[str, Any]:
@@ -128,18 +148,31 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
     return {}
 
 
+# -------------------------------------------------------------------- a round that opens
+
 _NEWEST_RESULT = (
     sa.select(rounds.c.model, rounds.c.broadcast, rounds.c.private)
     .where(rounds.c.run == _OF_RUN, rounds.c.status == RoundStatus.COMPLETED)
     .order_by(rounds.c.round.desc())
     .limit(1)
 )
+_Result = tuple[str | None, str | None, str | None]  # model, broadcast, private: digests
 
 
-def _insert_round(connection: Writing, change: Change, opened: Round) -> None:
-    """The attempt with what its clients start from: the newest completed round, or the initial model."""
-    result = connection.select(_NEWEST_RESULT, {"of_run": change.run}).one_or_none()
-    model, broadcast, private = result if result is not None else (change.before.initial_model, None, None)
+def _newest_result(connection: Reading, change: Change) -> _Result:
+    """What the clients of a new attempt start from: the newest completed round, or the initial model."""
+    facts = change.facts
+    completed = change.decision.run.completed_rounds != change.before.run.completed_rounds
+    if completed and isinstance(facts, AggregationFacts):
+        return facts.model, facts.broadcast, facts.private  # by this very change
+    row = connection.select(_NEWEST_RESULT, {"of_run": change.run}).one_or_none()
+    return (
+        (change.before.initial_model, None, None) if row is None else (row.model, row.broadcast, row.private)
+    )
+
+
+def _insert_round(change: Change, opened: Round, start: _Result) -> list[Statement]:
+    model, broadcast, private = start
     key = {"run": change.run, "round": opened.number, "attempt": opened.attempt}
     row = key | {
         "status": opened.status,
@@ -151,24 +184,21 @@ def _insert_round(connection: Writing, change: Change, opened: Round) -> None:
         "start_broadcast": broadcast,
         "start_private": private,
     }
-    connection.execute(rounds.insert(), row)
     sizes = relative_sizes(change.decision.run)
     examples = {e.client: e.examples for e in change.decision.run.enrolments}
-    connection.execute(
-        participants.insert(),
-        [
-            key
-            | {
-                "client": p.client,
-                "index": p.index,
-                "status": p.status,
-                "reason": p.reason,
-                "examples": examples[p.client],
-                "relative_size": sizes[p.client],
-            }
-            for p in opened.participants
-        ],
-    )
+    invited = [
+        key
+        | {
+            "client": p.client,
+            "index": p.index,
+            "status": p.status,
+            "reason": p.reason,
+            "examples": examples[p.client],
+            "relative_size": sizes[p.client],
+        }
+        for p in opened.participants
+    ]
+    return [(rounds.insert(), row), (participants.insert(), invited)]
 
 
 def _trainers(change: Change) -> list[tuple[int, int, str | None]]:

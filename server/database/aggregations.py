@@ -1,0 +1,135 @@
+"""What an aggregation starts from, and which are under way."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database.configs import Configs
+from server.database.session import Reading
+from server.database.tables import participants, rounds, runs
+from shared.config import RunConfig
+from shared.problems import NotFound
+from shared.schemas import ParticipantStatus, RoundStatus, TensorSpec
+
+__all__ = ["AggregationInput", "OpenAggregation", "Trainer", "Update", "list_aggregating", "read_input"]
+
+Row = Any  # of a select with many columns: checked by what it is made into
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """An enrolled trainer as it counted when the round opened."""
+
+    index: int
+    examples: int
+    discrepancy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An update that arrived in the round; ``relative_size`` is omega_k as the client was told it."""
+
+    index: int
+    client: str
+    digest: str
+    bytes: int
+    examples: int
+    relative_size: float
+    steps: int
+    discrepancy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationInput:
+    """All that decides a round's result: stored rows only, so that a replay finds the same.
+
+    ``updates`` and ``trainers`` are in index order; ``trainers`` are all N enrolled at the opening.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    config: RunConfig
+    manifest: tuple[TensorSpec, ...]
+    start_model: str
+    start_broadcast: str | None
+    start_private: str | None
+    updates: tuple[Update, ...]
+    trainers: tuple[Trainer, ...]
+
+    @property
+    def clients(self) -> int:
+        return len(self.trainers)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAggregation:
+    """A round whose aggregation is under way, here or in another process, or was lost with one."""
+
+    run: str
+    round: int
+    attempt: int
+    since: dt.datetime
+
+
+def list_aggregating(connection: Reading) -> list[OpenAggregation]:
+    """Rounds being aggregated, oldest first."""
+    statement = (
+        sa.select(rounds.c.run, rounds.c.round, rounds.c.attempt, rounds.c.closed_at)
+        .where(rounds.c.status == RoundStatus.AGGREGATING)
+        .order_by(rounds.c.closed_at, rounds.c.run)
+    )
+    return [OpenAggregation(*row) for row in connection.select(statement)]
+
+
+# what counted when the round was aggregated: a replay takes rejected updates out as the round did
+_ARRIVED = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
+
+
+def read_input(
+    connection: Reading, run: str, number: int, attempt: int, configs: Configs
+) -> AggregationInput:
+    """Of an aggregating round, and of a completed one for its replay. Raises :class:`NotFound`."""
+    key = {"run": run, "round": number, "attempt": attempt}
+    round_: Row = connection.select(sa.select(rounds).filter_by(**key)).one_or_none()
+    if round_ is None:
+        raise NotFound(f"run {run!r} has no attempt {attempt} of round {number}")
+    manifest = connection.select(sa.select(runs.c.manifest).where(runs.c.run == run)).scalar_one()
+    trainers = tuple(
+        Trainer(index, examples, None if text is None else float(text))
+        for index, examples, text in round_.trainers
+    )
+    found = sa.select(participants).filter_by(**key).where(participants.c.status.in_(_ARRIVED))
+    arrived = connection.select(found.order_by(participants.c.index))
+    discrepancies = {trainer.index: trainer.discrepancy for trainer in trainers}
+    return AggregationInput(
+        run=run,
+        round=number,
+        attempt=attempt,
+        config=configs.of(connection, run),
+        manifest=tuple(TensorSpec.model_validate(spec) for spec in manifest),
+        start_model=round_.start_model,
+        start_broadcast=round_.start_broadcast,
+        start_private=round_.start_private,
+        updates=tuple(_update(row, discrepancies) for row in arrived),
+        trainers=trainers,
+    )
+
+
+def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:
+    index = row._mapping["index"]  # `row.index` is a method of rows
+    return Update(
+        index=index,
+        client=row.client,
+        digest=row.update,
+        bytes=row.bytes,
+        examples=row.examples,
+        relative_size=row.relative_size,
+        steps=row.steps,
+        discrepancy=discrepancies.get(index),
+    )

@@ -1,0 +1,134 @@
+"""Registered clients. Only the hashes of their tokens come here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from server.database.events import add_events
+from server.database.session import Reading, Writing
+from server.database.tables import clients, enrolments, runs
+from shared.problems import NameTaken, NotFound
+from shared.schemas import ClientView, EnrolmentStatus, RunStatus
+
+__all__ = [
+    "find_by_token_hash",
+    "find_registered",
+    "list_clients",
+    "lock_open_runs_of",
+    "mark_seen",
+    "register",
+    "revoke",
+]
+
+_VIEW = sa.select(
+    clients.c.client,
+    clients.c.registered_at,
+    clients.c.last_seen_at,
+    clients.c.revoked_at,
+    clients.c.version,
+)
+_BY_HASH = _VIEW.where(clients.c.token_hash == sa.bindparam("of_hash", type_=sa.String))
+_SEEN = clients.update().where(clients.c.client == sa.bindparam("of_client", type_=sa.String))
+GONE = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+OPEN = tuple(status for status in RunStatus if not status.terminal)
+
+
+def register(
+    connection: Writing,
+    name: str | None,
+    token_hash: str,
+    version: str,
+    *,
+    actor: str | None,
+    now: dt.datetime,
+) -> str:
+    """The new client's id: its name, or the next free ``client-N``. Raises :class:`NameTaken`."""
+    row = {"token_hash": token_hash, "version": version, "registered_at": now}
+    wanted = name if name is not None else _next_name(connection)
+    while connection.insert_new(clients, row | {"client": wanted}, "client") != 1:
+        if name is not None:
+            raise NameTaken(
+                f"a client named {name!r} is registered already",
+                hint="Choose another name, or none; or use the credential that this name was given.",
+            )
+        wanted = _next_name(connection)  # another process was faster
+    detail = {"version": version}
+    add_events(
+        connection,
+        [{"kind": "client_registered", "client": wanted, "detail": detail}],
+        actor=actor or wanted,
+        now=now,
+    )
+    return wanted
+
+
+def find_registered(connection: Reading, name: str | None, token_hash: str) -> str | None:
+    """The client that registered with this token, if there is one.
+
+    Raises :class:`NameTaken`: it has another name than the one it asks for now.
+    """
+    known = find_by_token_hash(connection, token_hash)
+    if known is None or name in (None, known.client):
+        return known.client if known else None
+    raise NameTaken(
+        f"the client {known.client!r} registered with this token, it cannot be {name!r} too",
+        hint="Choose a new random token for another client.",
+    )
+
+
+def _next_name(connection: Reading) -> str:
+    taken = connection.select(sa.select(clients.c.client).where(clients.c.client.like("client-%"))).scalars()
+    numbers = [int(match[1]) for name in taken if (match := re.fullmatch(r"client-(\d{1,15})", name))]
+    return f"client-{max(numbers, default=0) + 1}"
+
+
+def find_by_token_hash(connection: Reading, token_hash: str) -> ClientView | None:
+    """Revoked clients too."""
+    row = connection.select(_BY_HASH, {"of_hash": token_hash}).one_or_none()
+    return ClientView(**row._mapping) if row is not None else None
+
+
+def list_clients(connection: Reading) -> list[ClientView]:
+    """By name."""
+    return [ClientView(**row._mapping) for row in connection.select(_VIEW.order_by(clients.c.client))]
+
+
+def mark_seen(connection: Writing, seen: Mapping[str, dt.datetime]) -> None:
+    """Notes when each client was last seen."""
+    # sorted: two coordinators take the rows' locks in the same order
+    rows = [{"of_client": client, "last_seen_at": at} for client, at in sorted(seen.items())]
+    if rows:
+        connection.execute(_SEEN, rows)
+
+
+def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bool:
+    """Whether it was not revoked before; raises :class:`NotFound`."""
+    unrevoked = sa.and_(clients.c.client == client, clients.c.revoked_at.is_(None))
+    if connection.execute(clients.update().where(unrevoked).values(revoked_at=now)).rowcount == 1:
+        add_events(connection, [{"kind": "client_revoked", "client": client}], actor=actor, now=now)
+        return True
+    if connection.select(_VIEW.where(clients.c.client == client)).one_or_none() is None:
+        raise NotFound(
+            f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
+        )
+    return False
+
+
+def lock_open_runs_of(connection: Writing, client: str) -> list[str]:
+    """Runs that have not ended and that the client has neither left nor declined, by name.
+
+    Nobody else moves them until the transaction ends. Call it before the first event is written: whoever
+    moves a run locks the run first and the event log last, and the other way round would be a deadlock.
+    """
+    statement = (
+        sa.select(runs.c.run)
+        .join(enrolments, enrolments.c.run == runs.c.run)
+        .where(enrolments.c.client == client, enrolments.c.status.not_in(GONE), runs.c.status.in_(OPEN))
+        .order_by(runs.c.run)
+        .with_for_update(of=runs, key_share=True)
+    )
+    return list(connection.select(statement).scalars())

@@ -1,0 +1,197 @@
+"""Rounds and their ledgers; receipts and heartbeats of participants."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database.configs import require_run
+from server.database.evaluations import list_evaluations
+from server.database.session import Reading, Writing
+from server.database.tables import participants, rounds
+from shared.problems import NotFound
+from shared.schemas import (
+    EvaluationView,
+    LedgerRow,
+    ParticipantStatus,
+    Progress,
+    Receipt,
+    RoundStatus,
+    RoundView,
+)
+
+__all__ = [
+    "list_collecting",
+    "list_overdue",
+    "list_rounds",
+    "newest_model",
+    "note_progress",
+    "read_receipt",
+    "read_round",
+]
+
+Row = Any  # of a select with many columns: checked by the views it is made into
+
+
+def list_rounds(connection: Reading, run: str, since: int) -> list[RoundView]:
+    """Oldest first, every attempt, from round ``since`` on; three queries however many there are."""
+    found: list[Row] = list(
+        connection.select(
+            sa.select(rounds)
+            .where(rounds.c.run == run, rounds.c.round >= since)
+            .order_by(rounds.c.round, rounds.c.attempt)
+        )
+    )
+    if not found:
+        require_run(connection, run)
+    ledgers: dict[tuple[int, int], list[LedgerRow]] = defaultdict(list)
+    chosen = (participants.c.run == run, participants.c.round >= since)
+    for row in _participants(connection, *chosen):
+        ledgers[row.round, row.attempt].append(_ledger_row(row))
+    scores: dict[int, list[EvaluationView]] = defaultdict(list)
+    for evaluation in list_evaluations(connection, run, since=since):
+        scores[evaluation.round].append(evaluation)
+    return [_round_view(row, ledgers[row.round, row.attempt], scores[row.round]) for row in found]
+
+
+def read_round(connection: Reading, run: str, number: int, attempt: int | None = None) -> RoundView:
+    """The newest attempt unless one is named. Raises :class:`NotFound`."""
+    chosen = sa.and_(rounds.c.run == run, rounds.c.round == number)
+    if attempt is not None:
+        chosen &= rounds.c.attempt == attempt
+    statement = sa.select(rounds).where(chosen).order_by(rounds.c.attempt.desc()).limit(1)
+    row: Row = connection.select(statement).one_or_none()
+    if row is None:
+        raise _no_such_round(connection, run, number, attempt)
+    key = (participants.c.run == run, participants.c.round == number, participants.c.attempt == row.attempt)
+    ledger = [_ledger_row(found) for found in _participants(connection, *key)]
+    return _round_view(row, ledger, list_evaluations(connection, run, number))
+
+
+def _no_such_round(connection: Reading, run: str, number: int, attempt: int | None) -> NotFound:
+    require_run(connection, run)
+    which = f"round {number}" if attempt is None else f"attempt {attempt} of round {number}"
+    return NotFound(f"run {run!r} has no {which}", hint=f"GET /api/v1/runs/{run}/rounds lists them.")
+
+
+def _participants(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Iterable[Row]:
+    return connection.select(sa.select(participants).where(*chosen).order_by(participants.c.index))
+
+
+def _round_view(row: Row, ledger: Iterable[LedgerRow], scores: Iterable[EvaluationView]) -> RoundView:
+    # a model is evaluated, and only a completed attempt made one
+    evaluated = tuple(scores) if row.status is RoundStatus.COMPLETED else ()
+    return RoundView(**row._mapping, ledger=tuple(ledger), evaluations=evaluated)
+
+
+def _ledger_row(row: Row) -> LedgerRow:
+    values = dict(row._mapping)
+    values["included"] = bool(row.included)
+    values["progress"] = Progress.model_validate(row.progress) if row.progress is not None else None
+    return LedgerRow(**values)
+
+
+_NEWEST_MODEL = (
+    sa.select(rounds.c.model)
+    .where(rounds.c.run == sa.bindparam("of_run", type_=sa.String), rounds.c.status == RoundStatus.COMPLETED)
+    .order_by(rounds.c.round.desc())
+    .limit(1)
+)
+
+
+def newest_model(connection: Reading, run: str) -> str | None:
+    found: str | None = connection.select(_NEWEST_MODEL, {"of_run": run}).scalar()
+    return found
+
+
+def read_receipt(connection: Reading, run: str, number: int, client: str) -> Receipt:
+    """Of the client's newest update to the round; with its row of the ledger once there is one."""
+    statement = (
+        sa.select(participants, rounds.c.status.label("round_status"))
+        .join(
+            rounds,
+            sa.and_(
+                rounds.c.run == participants.c.run,
+                rounds.c.round == participants.c.round,
+                rounds.c.attempt == participants.c.attempt,
+            ),
+        )
+        .where(
+            participants.c.run == run,
+            participants.c.round == number,
+            participants.c.client == client,
+            participants.c.update.is_not(None),
+        )
+        .order_by(participants.c.attempt.desc())
+        .limit(1)
+    )
+    row: Row = connection.select(statement).one_or_none()
+    if row is None:
+        raise NotFound(f"{client!r} has no update in round {number} of run {run!r}")
+    decided = row.round_status in (RoundStatus.COMPLETED, RoundStatus.ABANDONED)
+    return Receipt(
+        run=run,
+        round=number,
+        attempt=row.attempt,
+        client=client,
+        digest=row.update,
+        bytes=row.bytes,
+        received_at=row.uploaded_at,
+        row=_ledger_row(row) if decided else None,
+    )
+
+
+# -------------------------------------------------------------------- deadlines
+
+_COLLECTING = sa.select(rounds.c.run).where(rounds.c.status == RoundStatus.COLLECTING).order_by(rounds.c.run)
+
+
+def list_overdue(connection: Reading, now: dt.datetime) -> list[str]:
+    """Runs whose collecting round is past its deadline."""
+    return list(connection.select(_COLLECTING.where(rounds.c.deadline_at <= now)).scalars())
+
+
+def list_collecting(connection: Reading) -> list[str]:
+    """Runs whose round waits for updates."""
+    return list(connection.select(_COLLECTING).scalars())
+
+
+# -------------------------------------------------------------------- heartbeats
+
+_IS_COLLECTING = (
+    sa.select(rounds.c.run)
+    .where(
+        rounds.c.run == participants.c.run,
+        rounds.c.round == participants.c.round,
+        rounds.c.attempt == participants.c.attempt,
+        rounds.c.status == RoundStatus.COLLECTING,
+    )
+    .exists()
+)
+_HEARTBEAT = participants.update().where(
+    participants.c.run == sa.bindparam("of_run", type_=sa.String),
+    participants.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
+    participants.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
+    participants.c.client == sa.bindparam("of_client", type_=sa.String),
+    participants.c.status.in_([ParticipantStatus.INVITED, ParticipantStatus.TRAINING]),
+    _IS_COLLECTING,
+)
+
+
+def note_progress(
+    connection: Writing, run: str, number: int, client: str, progress: Progress, now: dt.datetime
+) -> bool:
+    """Whether the client's update is still wanted; heartbeats are no transition and leave no event."""
+    values = {
+        "of_run": run,
+        "of_round": number,
+        "of_attempt": progress.attempt,
+        "of_client": client,
+        "progress": progress.model_dump(mode="json"),
+        "heartbeat_at": now,
+    }
+    return connection.execute(_HEARTBEAT, values).rowcount == 1

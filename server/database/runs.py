@@ -1,0 +1,120 @@
+"""Runs: made, listed, shown whole."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database.blobs import add_blobs
+from server.database.configs import Configs, no_such_run
+from server.database.evaluations import mean_accuracies
+from server.database.events import add_events
+from server.database.rounds import newest_model, read_round
+from server.database.session import Reading, Writing
+from server.database.step.load import load
+from server.database.tables import clients, enrolments, runs
+from server.lifecycle.machine import waiting_for
+from server.lifecycle.state import Run
+from shared.config import RunConfig
+from shared.problems import NameTaken
+from shared.schemas import EnrolmentView, RunStatus, RunSummary, RunView, TensorSpec
+
+__all__ = ["create_run", "list_runs", "read_run", "read_state"]
+
+Row = Any  # of a select with many columns: checked by the views it is made into
+
+
+def create_run(
+    connection: Writing,
+    config: RunConfig,
+    *,
+    classes: Sequence[str],
+    manifest: Sequence[TensorSpec],
+    initial_model: str,
+    initial_bytes: int,
+    actor: str,
+    now: dt.datetime,
+) -> None:
+    """An enrolling run; the initial model's blob is stored already. Raises :class:`NameTaken`."""
+    row = {
+        "run": config.name,
+        "version": 0,
+        "status": RunStatus.ENROLLING,
+        "config": config.model_dump(mode="json"),
+        "classes": list(classes),
+        "manifest": [spec.model_dump(mode="json") for spec in manifest],
+        "completed_rounds": 0,
+        "initial_model": initial_model,
+        "created_at": now,
+    }
+    if connection.insert_new(runs, row, "run") != 1:
+        raise NameTaken(f"there is a run named {config.name!r} already", hint="Choose another name.")
+    add_blobs(connection, {initial_model: initial_bytes}, now)
+    detail = {"initial_model": initial_model, "algorithm": config.algorithm.name, "task": config.task}
+    add_events(
+        connection, [{"kind": "run_created", "run": config.name, "detail": detail}], actor=actor, now=now
+    )
+
+
+def list_runs(connection: Reading) -> list[RunSummary]:
+    """Newest first."""
+    accuracies = mean_accuracies(connection)
+    columns = [c for c in runs.c if c.name not in ("manifest", "classes")]
+    found = connection.select(sa.select(*columns).order_by(runs.c.created_at.desc(), runs.c.run))
+    return [RunSummary(**_summary(row, accuracies)) for row in found]
+
+
+def _summary(row: Row, accuracies: Mapping[str, float]) -> dict[str, Any]:
+    config = row.config
+    return {
+        "run": row.run,
+        "status": row.status,
+        "reason": row.reason,
+        "task": config["task"],
+        "algorithm": config["algorithm"]["name"],
+        "weighting": config["weighting"]["kind"],
+        "rounds": config["rounds"],
+        "completed_rounds": row.completed_rounds,
+        "created_at": row.created_at,
+        "finished_at": row.finished_at,
+        "accuracy": accuracies.get(row.run),
+    }
+
+
+def read_state(connection: Reading, run: str, configs: Configs) -> Run:
+    """The run as the state machine sees it. Raises :class:`NotFound`."""
+    return load(connection, run, configs).run
+
+
+def read_run(connection: Reading, run: str, now: dt.datetime, configs: Configs) -> RunView:
+    """The run whole, with enrolments and the newest attempt of its newest round. Raises :class:`NotFound`."""
+    row: Row = connection.select(sa.select(runs).where(runs.c.run == run)).one_or_none()
+    if row is None:
+        raise no_such_run(run)
+    state = read_state(connection, run, configs)
+    current = read_round(connection, run, state.round.number) if state.round is not None else None
+    return RunView(
+        **_summary(row, mean_accuracies(connection, run)),
+        config=configs.of(connection, run),
+        classes=tuple(row.classes),
+        manifest=tuple(TensorSpec.model_validate(spec) for spec in row.manifest),
+        initial_model=row.initial_model,
+        model=newest_model(connection, run) or row.initial_model,
+        enrolments=_enrolments(connection, run),
+        current_round=current,
+        waiting_for=waiting_for(state, now),
+    )
+
+
+def _enrolments(connection: Reading, run: str) -> tuple[EnrolmentView, ...]:
+    """Trainers by index, then those without one by name."""
+    statement = (
+        sa.select(enrolments, clients.c.last_seen_at)
+        .join(clients, clients.c.client == enrolments.c.client)
+        .where(enrolments.c.run == run)
+        .order_by(enrolments.c.index.is_(None), enrolments.c.index, enrolments.c.client)
+    )
+    return tuple(EnrolmentView(**row._mapping) for row in connection.select(statement))

@@ -1,0 +1,72 @@
+"""Facts: what the store is told beside an event, for the rows that the state machine does not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.config import Metric
+
+if TYPE_CHECKING:
+    from shared.weighting import LedgerEntry
+
+__all__ = [
+    "AggregationFacts",
+    "DiscrepancyFacts",
+    "EnrolmentFacts",
+    "Facts",
+    "FailureFacts",
+    "UpdateFacts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFacts:
+    """With UpdateReceived: the blob, which is stored already, and the numbers that came with it."""
+
+    digest: str
+    bytes: int
+    steps: int
+    loss: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentFacts:
+    """With ClientEnrolled."""
+
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class DiscrepancyFacts:
+    """With DiscrepancyReceived: d_k, at least 0, possibly infinite."""
+
+    metric: Metric
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationFacts:
+    """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
+
+    ``model`` and ``scored`` are None for a weightless round, which keeps the old model.
+    """
+
+    model: str | None
+    scored: str | None
+    broadcast: str | None
+    private: str | None
+    ledger: tuple[LedgerEntry, ...]
+    blobs: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFacts:
+    """With FailureReported: the client's word for the kind of failure, such as ``out_of_memory``."""
+
+    code: str
+
+
+Facts = UpdateFacts | EnrolmentFacts | DiscrepancyFacts | AggregationFacts | FailureFacts
