@@ -124,7 +124,7 @@ def _follow(processes: Processes, admin: Admin) -> tuple[list[RoundView], Sample
         if name := processes.failed():
             sys.exit(f"{name} ended early:\n{processes.tail(name)}")
         sample = Sample.now(run.completed_rounds, processes)
-        if run.status.terminal:
+        if run.status.is_terminal:
             assert run.status is RunStatus.COMPLETED, run.reason
             assert first is not None
             return admin.rounds("overhead"), first, sample

@@ -161,7 +161,7 @@ def follow(client: Admin, run: str, say: Callable[[str], None] = _console.print)
         rounds = client.rounds(run)
         for line in _lines(rounds, view.rounds, said):
             say(line)
-        if view.status.terminal:
+        if view.status.is_terminal:
             last = newest(rounds)
             if (
                 last is None

@@ -45,7 +45,8 @@ class RunStatus(StrEnum):
     STOPPED = "stopped"
 
     @property
-    def terminal(self) -> bool:
+    def is_terminal(self) -> bool:
+        """Nothing leads from it to another status."""
         return self in (RunStatus.COMPLETED, RunStatus.STOPPED)
 
 
@@ -54,6 +55,11 @@ class RoundStatus(StrEnum):
     AGGREGATING = "aggregating"
     COMPLETED = "completed"
     ABANDONED = "abandoned"
+
+    @property
+    def is_open(self) -> bool:
+        """Its result is not known yet."""
+        return self in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
 
 
 class ParticipantStatus(StrEnum):
@@ -65,6 +71,21 @@ class ParticipantStatus(StrEnum):
     TIMED_OUT = "timed_out"
     REJECTED = "rejected"
 
+    @property
+    def is_awaited(self) -> bool:
+        """The round waits for its update."""
+        return self in (ParticipantStatus.INVITED, ParticipantStatus.TRAINING)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Its update counts: in the aggregation to come, or in the one that was made."""
+        return self in (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
+
+    @property
+    def has_uploaded(self) -> bool:
+        """Its update arrived, and may have been rejected since."""
+        return self.is_accepted or self is ParticipantStatus.REJECTED
+
 
 class EnrolmentStatus(StrEnum):
     AWAITING_DISCREPANCY = "awaiting_discrepancy"
@@ -73,6 +94,20 @@ class EnrolmentStatus(StrEnum):
     LEFT = "left"
     FINISHED = "finished"
     DECLINED = "declined"
+
+    @property
+    def is_present(self) -> bool:
+        """The client takes part, even if nothing has been heard of it for a while."""
+        return self in (
+            EnrolmentStatus.AWAITING_DISCREPANCY,
+            EnrolmentStatus.READY,
+            EnrolmentStatus.AWAY,
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """The client takes no part, and may enrol again."""
+        return self in (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
 
 
 # ---------------------------------------------------------------- tensors of a run

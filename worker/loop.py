@@ -128,7 +128,7 @@ class Worker:
     def _reconsider(self) -> None:
         """Enrol in open runs that this client declined before: since then its settings may have changed."""
         for summary in self._coordinator.runs():
-            if summary.status.terminal or summary.task != self._settings.task:
+            if summary.status.is_terminal or summary.task != self._settings.task:
                 continue
             view = self._coordinator.run(summary.run)
             if self._declined(view):

@@ -88,7 +88,7 @@ def list_aggregating(connection: Reading) -> list[OpenAggregation]:
 
 
 # what counted when the round was aggregated: a replay takes rejected updates out as the round did
-_ARRIVED = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
+_ACCEPTED = [status for status in ParticipantStatus if status.is_accepted]
 
 
 def read_input(
@@ -104,7 +104,7 @@ def read_input(
         Trainer(index, examples, None if text is None else float(text))
         for index, examples, text in round_.trainers
     )
-    found = sa.select(participants).filter_by(**key).where(participants.c.status.in_(_ARRIVED))
+    found = sa.select(participants).filter_by(**key).where(participants.c.status.in_(_ACCEPTED))
     arrived = connection.select(found.order_by(participants.c.index))
     discrepancies = {trainer.index: trainer.discrepancy for trainer in trainers}
     return AggregationInput(

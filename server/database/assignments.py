@@ -7,7 +7,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server.database.clients import GONE, OPEN
 from server.database.configs import Configs
 from server.database.rounds import newest_model
 from server.database.session import Reading
@@ -31,6 +30,7 @@ from shared.schemas import (
 
 __all__ = ["explain_waiting", "list_away", "next_assignment"]
 
+_OPEN = [status for status in RunStatus if not status.is_terminal]
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
 _RUN = sa.bindparam("of_run", type_=sa.String)
 _aggregated = participants.alias("aggregated")
@@ -65,7 +65,7 @@ _TRAIN = (
     )
     .where(
         participants.c.client == _CLIENT,
-        participants.c.status.in_([ParticipantStatus.INVITED, ParticipantStatus.TRAINING]),
+        participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
         rounds.c.status == RoundStatus.COLLECTING,
     )
     .order_by(rounds.c.opened_at, participants.c.run)
@@ -81,7 +81,10 @@ _ENROLMENTS = (
         runs.c.initial_model,
     )
     .join(runs, runs.c.run == enrolments.c.run)
-    .where(enrolments.c.client == _CLIENT, enrolments.c.status.not_in((*GONE, EnrolmentStatus.FINISHED)))
+    .where(
+        enrolments.c.client == _CLIENT,
+        enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_present]),
+    )
     .order_by(runs.c.created_at, runs.c.run)
 )
 _enrolled = (
@@ -90,7 +93,7 @@ _enrolled = (
 _revoked = sa.select(clients.c.client).where(clients.c.client == _CLIENT, clients.c.revoked_at.is_not(None))
 _OPEN_TO = (
     sa.select(runs.c.run)
-    .where(runs.c.status.in_(OPEN), ~_enrolled, ~_revoked.exists())
+    .where(runs.c.status.in_(_OPEN), ~_enrolled, ~_revoked.exists())
     .order_by(runs.c.created_at, runs.c.run)
     .limit(1)
 )
@@ -116,7 +119,7 @@ def next_assignment(connection: Reading, client: str, configs: Configs) -> Assig
 
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
     for row in enrolled:
-        if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.terminal:
+        if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.is_terminal:
             weighting = configs.of(connection, row.run).weighting
             if isinstance(weighting, DiscoWeighting):
                 return SubmitDiscrepancy(run=row.run, metric=weighting.metric, target=weighting.target)
@@ -125,7 +128,7 @@ def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> Submit
 
 def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Evaluate | None:
     for row in enrolled:
-        wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.terminal
+        wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.is_terminal
         if row.role is Role.EVALUATOR and wanted:
             config = configs.of(connection, row.run)
             if config.evaluate_every == 0:
@@ -178,7 +181,7 @@ def _has_scored(connection: Reading, run: str, client: str, number: int) -> bool
 
 def _finished(connection: Reading, enrolled: Any) -> Finished | None:
     for row in enrolled:
-        if row.run_status.terminal:
+        if row.run_status.is_terminal:
             model = newest_model(connection, row.run) or row.initial_model
             return Finished(run=row.run, status=row.run_status, reason=row.reason, model=model)
     return None
@@ -201,7 +204,7 @@ def list_away(connection: Reading, client: str) -> list[str]:
         .where(
             enrolments.c.client == client,
             enrolments.c.status == EnrolmentStatus.AWAY,
-            runs.c.status.in_(OPEN),
+            runs.c.status.in_(_OPEN),
         )
         .order_by(enrolments.c.run)
     )

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from server.database.clients import GONE
 from server.database.session import Reading, Writing
 from server.database.tables import blobs, enrolments, participants, rounds, runs
-from shared.schemas import RoundStatus
+from shared.schemas import EnrolmentStatus, RoundStatus
 
 __all__ = ["add_blobs", "is_readable", "list_referenced"]
 
@@ -32,7 +31,7 @@ _KEPT_UPDATES = (
         sa.or_(
             _KEEP.is_(None),
             rounds.c.round > runs.c.completed_rounds - _KEEP,  # attempts that were abandoned go with theirs
-            rounds.c.status.in_((RoundStatus.COLLECTING, RoundStatus.AGGREGATING)),
+            rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
         ),
     )
 )
@@ -68,7 +67,7 @@ _READABLE = sa.union_all(
         .where(
             table.c[column] == sa.bindparam("of_digest", type_=sa.String),
             enrolments.c.client == sa.bindparam("of_client", type_=sa.String),
-            enrolments.c.status.not_in(GONE),
+            enrolments.c.status.not_in([status for status in EnrolmentStatus if status.is_gone]),
         )
         for table, column in (
             (rounds, "model"),

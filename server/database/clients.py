@@ -33,8 +33,6 @@ _VIEW = sa.select(
 )
 _BY_HASH = _VIEW.where(clients.c.token_hash == sa.bindparam("of_hash", type_=sa.String))
 _SEEN = clients.update().where(clients.c.client == sa.bindparam("of_client", type_=sa.String))
-GONE = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
-OPEN = tuple(status for status in RunStatus if not status.terminal)
 
 
 def register(
@@ -127,7 +125,11 @@ def lock_open_runs_of(connection: Writing, client: str) -> list[str]:
     statement = (
         sa.select(runs.c.run)
         .join(enrolments, enrolments.c.run == runs.c.run)
-        .where(enrolments.c.client == client, enrolments.c.status.not_in(GONE), runs.c.status.in_(OPEN))
+        .where(
+            enrolments.c.client == client,
+            enrolments.c.status.not_in([status for status in EnrolmentStatus if status.is_gone]),
+            runs.c.status.in_([status for status in RunStatus if not status.is_terminal]),
+        )
         .order_by(runs.c.run)
         .with_for_update(of=runs, key_share=True)
     )

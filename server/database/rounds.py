@@ -132,7 +132,6 @@ def read_receipt(connection: Reading, run: str, number: int, client: str) -> Rec
     row: Row = connection.select(statement).one_or_none()
     if row is None:
         raise NotFound(f"{client!r} has no update in round {number} of run {run!r}")
-    decided = row.round_status in (RoundStatus.COMPLETED, RoundStatus.ABANDONED)
     return Receipt(
         run=run,
         round=number,
@@ -141,7 +140,7 @@ def read_receipt(connection: Reading, run: str, number: int, client: str) -> Rec
         digest=row.update,
         bytes=row.bytes,
         received_at=row.uploaded_at,
-        row=_ledger_row(row) if decided else None,
+        row=_ledger_row(row) if not row.round_status.is_open else None,
     )
 
 
@@ -177,7 +176,7 @@ _HEARTBEAT = participants.update().where(
     participants.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
     participants.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
     participants.c.client == sa.bindparam("of_client", type_=sa.String),
-    participants.c.status.in_([ParticipantStatus.INVITED, ParticipantStatus.TRAINING]),
+    participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
     _IS_COLLECTING,
 )
 

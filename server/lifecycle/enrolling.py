@@ -30,13 +30,12 @@ __all__ = [
     "start_requested",
 ]
 
-_GONE = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
 NO_EXAMPLES = "has no examples, so it is never drawn"
 
 
 def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
     before = draft.run.enrolment(event.client)
-    if before is not None and before.status not in _GONE:
+    if before is not None and not before.status.is_gone:
         _refuse_other_particulars(draft.run, before, event)
         return
     enrolment = Enrolment(
@@ -136,9 +135,9 @@ def client_left(draft: Draft, event: ClientLeft) -> None:
     enrolment = draft.run.enrolment(event.client)
     if enrolment is None:
         raise illegal(draft.run, event, f"{event.client!r} is not enrolled in run {draft.run.id!r}")
-    if enrolment.status in (*_GONE, EnrolmentStatus.FINISHED):
+    if not enrolment.status.is_present:
         return
-    if draft.run.status.terminal:
+    if draft.run.status.is_terminal:
         draft.move_enrolment(enrolment, EnrolmentStatus.FINISHED)
         draft.record("client_finished", event.client)
         return
@@ -155,7 +154,7 @@ def client_left(draft: Draft, event: ClientLeft) -> None:
 
 def client_seen(draft: Draft, event: ClientSeen) -> None:
     enrolment = draft.run.enrolment(event.client)
-    if enrolment is None or enrolment.status is not EnrolmentStatus.AWAY or draft.run.status.terminal:
+    if enrolment is None or enrolment.status is not EnrolmentStatus.AWAY or draft.run.status.is_terminal:
         return
     draft.move_enrolment(enrolment, EnrolmentStatus.READY)
     draft.record("client_returned", event.client)
@@ -165,7 +164,7 @@ def client_seen(draft: Draft, event: ClientSeen) -> None:
 def discrepancy_received(draft: Draft, event: DiscrepancyReceived) -> None:
     run = draft.run
     enrolment = run.enrolment(event.client)
-    if enrolment is None or enrolment.status in _GONE:
+    if enrolment is None or enrolment.status.is_gone:
         raise illegal(run, event, f"{event.client!r} is not enrolled in run {run.id!r}", "Enrol first.")
     if not run.policy.needs_discrepancy or enrolment.role is not Role.TRAINER or enrolment.examples == 0:
         raise illegal(run, event, f"run {run.id!r} asks {event.client!r} for no discrepancy")
@@ -225,7 +224,7 @@ def _missing_indexes(run: Run) -> dict[str, int]:
     unindexed = sorted(
         e.client
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.index is None and e.status not in _GONE
+        if e.role is Role.TRAINER and e.index is None and not e.status.is_gone
     )
     indexes: dict[str, int] = {}
     for client in unindexed:

@@ -92,7 +92,7 @@ def _stop_requested(draft: Draft, event: StopRequested) -> None:
     draft.move_run(RunStatus.STOPPED, event.reason or None)
     draft.record("run_stopped", reason=event.reason)
     current = draft.run.round
-    if current is not None and current.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING):
+    if current is not None and current.status.is_open:
         abandon(draft, "run stopped")
     draft.wake(*present(draft.run))
 

@@ -38,7 +38,7 @@ def refuse_unless_allowed(run: Run, event: Event) -> None:
     if run.status in ALLOWED[type(event)]:
         return
     client = getattr(event, "client", None)
-    if run.status.terminal and client is not None:
+    if run.status.is_terminal and client is not None:
         raise RunOver(
             f"{type(event).__name__} of {client!r} is not possible: run {run.id!r} is {run.status}.",
             hint="The run takes nothing more; leave it (DELETE of the enrolment).",
@@ -61,7 +61,7 @@ def open_participant(run: Run, event: RoundEvent) -> Participant:
         raise _refusal(
             NotAParticipant, run, event, f"{event.client!r} was not invited", "Wait for an assignment."
         )
-    if participant.status in (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED):
+    if participant.status.is_accepted:
         raise _refusal(
             UpdateAlreadyReceived, run, event, f"the update of {event.client!r} is in the round already", ""
         )

@@ -13,8 +13,7 @@ __all__ = ["abandon", "close_if_done", "complete", "open_next", "present", "time
 
 def present(run: Run, role: Role | None = None) -> list[str]:
     """Clients that have neither left nor declined, by name."""
-    gone = (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
-    return sorted(e.client for e in run.enrolments if e.status not in gone and role in (None, e.role))
+    return sorted(e.client for e in run.enrolments if not e.status.is_gone and role in (None, e.role))
 
 
 def open_next(draft: Draft, *, waited: bool = False) -> None:

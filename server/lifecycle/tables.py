@@ -57,7 +57,7 @@ Causes = tuple[type[Event], ...]
 Moves = Mapping[tuple[S | None, S], Causes]
 """(before, after) -> the events that can cause it; before None: it comes to be."""
 
-_OPEN: Final = frozenset({RunStatus.ENROLLING, RunStatus.RUNNING, RunStatus.PAUSED})
+_OPEN: Final = frozenset(status for status in RunStatus if not status.is_terminal)
 _AT_WORK: Final = frozenset({RunStatus.RUNNING, RunStatus.PAUSED})
 _ALWAYS: Final = frozenset(RunStatus)
 

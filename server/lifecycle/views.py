@@ -19,7 +19,6 @@ __all__ = [
     "waits_for_clients",
 ]
 
-_PRESENT = (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.READY, EnrolmentStatus.AWAY)
 _NAMES_SHOWN = 5
 
 
@@ -39,14 +38,12 @@ def drawable(run: Run) -> tuple[Enrolment, ...]:
 
 def unfinished(current: Round) -> tuple[Participant, ...]:
     """Participants that may still deliver, in index order."""
-    waited_for = (ParticipantStatus.INVITED, ParticipantStatus.TRAINING)
-    return tuple(p for p in current.participants if p.status in waited_for)
+    return tuple(p for p in current.participants if p.status.is_awaited)
 
 
 def waits_for_clients(run: Run) -> bool:
     """Whether a running run has no open round: the next one lacks ready trainers."""
-    closed = (RoundStatus.COMPLETED, RoundStatus.ABANDONED)
-    return run.status is RunStatus.RUNNING and (run.round is None or run.round.status in closed)
+    return run.status is RunStatus.RUNNING and (run.round is None or not run.round.status.is_open)
 
 
 def next_attempt(run: Run) -> tuple[int, int]:
@@ -64,7 +61,7 @@ def relative_sizes(run: Run) -> dict[str, float]:
     sizes = {
         e.client: e.examples
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.status in _PRESENT and e.examples > 0
+        if e.role is Role.TRAINER and e.status.is_present and e.examples > 0
     }
     total = sum(sizes.values())
     return {client: len(sizes) * examples / total for client, examples in sizes.items()}
@@ -119,7 +116,7 @@ def _clients(run: Run) -> str:
 
 def _paused(run: Run, now: dt.datetime) -> str:
     text = f"paused: {run.reason}" if run.reason else "paused until it is resumed"
-    if run.round and run.round.status in (RoundStatus.COLLECTING, RoundStatus.AGGREGATING):
+    if run.round and run.round.status.is_open:
         text += f"; {_open_round(run.round, now)}"
     return text
 

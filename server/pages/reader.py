@@ -8,7 +8,6 @@ from typing import Protocol
 
 from shared.schemas import (
     ClientView,
-    EnrolmentStatus,
     EvaluationView,
     EventView,
     RoundView,
@@ -53,8 +52,7 @@ def stream_of(run: RunView, latest: int) -> str | None:
 
     A run that has ended goes on changing until everybody has seen its end: its last model is still scored.
     """
-    gone = (EnrolmentStatus.FINISHED, EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
-    if run.status.terminal and all(found.status in gone for found in run.enrolments):
+    if run.status.is_terminal and not any(found.status.is_present for found in run.enrolments):
         return None
     return f"/api/v1/runs/{run.run}/events?after={latest}"
 

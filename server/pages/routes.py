@@ -142,8 +142,8 @@ def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
         now=now,
         events=f"/api/v1/events?after={latest}",
         clients=_connected(store, now),
-        active=tuple(run for run in runs if not run.status.terminal),
-        ended=tuple(run for run in runs if run.status.terminal),
+        active=tuple(run for run in runs if not run.status.is_terminal),
+        ended=tuple(run for run in runs if run.status.is_terminal),
     )
 
 

@@ -26,7 +26,6 @@ from server.pages.words import number, percent
 from shared.schemas import (
     EvaluationView,
     LedgerRow,
-    ParticipantStatus,
     Role,
     RoundStatus,
     RoundView,
@@ -39,8 +38,6 @@ __all__ = ["run_page"]
 SHOWN_ROUNDS = 20
 SHOWN_EVENTS = 25
 TRAINING = "training, weighted by pₖ"
-_ARRIVED = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED, ParticipantStatus.REJECTED)
-_OPEN = (RoundStatus.COLLECTING, RoundStatus.AGGREGATING)
 
 
 def run_page(
@@ -59,7 +56,7 @@ def run_page(
     evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
     events = newest_events(store, name, 10_000 if everything else SHOWN_EVENTS + 1)
     log = events if everything else events[:SHOWN_EVENTS]
-    open_round = run.current_round if run.current_round and run.current_round.status in _OPEN else None
+    open_round = run.current_round if run.current_round and run.current_round.status.is_open else None
     return RunPage(
         title=_title(run),
         now=now,
@@ -191,7 +188,7 @@ def _title(run: RunView) -> str:
 
 def _summary(run: RunView) -> str:
     """What the run waits for; of one that has ended, how."""
-    if not run.status.terminal:
+    if not run.status.is_terminal:
         return run.waiting_for
     if run.reason:
         return run.reason
@@ -200,7 +197,7 @@ def _summary(run: RunView) -> str:
 
 def _participant(row: LedgerRow) -> ParticipantLine:
     """How far a client is: 100 per cent once its update is here."""
-    if row.status in _ARRIVED:
+    if row.status.has_uploaded:
         return ParticipantLine(row=row, done=100.0, step="")
     if row.progress is None:
         return ParticipantLine(row=row, done=0.0, step="")
@@ -230,7 +227,7 @@ def _line(round: RoundView, evaluations: Sequence[EvaluationView]) -> RoundLine:
     return RoundLine(
         round=round,
         seconds=(round.completed_at - round.opened_at).total_seconds() if round.completed_at else None,
-        arrived=sum(row.status in _ARRIVED for row in round.ledger),
+        arrived=sum(row.status.has_uploaded for row in round.ledger),
         invited=len(round.ledger),
         accuracy=scored.value if completed and scored else None,
         bars=weight_bars(round.ledger),

@@ -95,7 +95,7 @@ def kill_in_round(system: Deployment, run: str, number: int, victim: str) -> boo
 def trains(system: Deployment, run: str, number: int, client: str) -> bool:
     """Whether the client has got its assignment in this round (or in a later one, if nobody looked)."""
     view = system.admin.run(run)
-    if view.status.terminal or view.completed_rounds >= number:
+    if view.status.is_terminal or view.completed_rounds >= number:
         return True
     row = system.row(run, client)
     return row is not None and row.status is not ParticipantStatus.INVITED

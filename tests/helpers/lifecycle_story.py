@@ -85,7 +85,7 @@ def stopped(run: Run) -> Run:
 
 def completed(run: Run) -> Run:
     """Plays the run to its end, everybody delivering at once."""
-    while not run.status.terminal:
+    while not run.status.is_terminal:
         current = current_round(run)
         deliveries = [
             UpdateReceived(p.client, current.number, current.attempt)

@@ -187,7 +187,7 @@ class Deployment:
 
     def digest(self, run: str) -> str:
         """The last round's model to score, when the run has completed."""
-        self.wait_for(lambda: self.status(run).terminal, f"run {run} ends")
+        self.wait_for(lambda: self.status(run).is_terminal, f"run {run} ends")
         view = self.admin.run(run)
         last = newest(self.rounds(run))
         assert view.status is RunStatus.COMPLETED, f"{view.status}: {view.reason}\n{self.logs()}"

@@ -18,7 +18,7 @@ from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
 from server.lifecycle.machine import Decision, decide
 from shared.config import DiscoWeighting, RunConfig
 from shared.problems import DiscrepancyAlreadySubmitted, InvalidRequest
-from shared.schemas import EnrolmentStatus, ParticipantStatus
+from shared.schemas import EnrolmentStatus
 
 __all__ = ["take_step"]
 
@@ -60,15 +60,14 @@ _STORED = sa.select(participants.c.update, participants.c.status).where(
     participants.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
     participants.c.client == sa.bindparam("of_client", type_=sa.String),
 )
-_TAKEN = (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED)
 
 
 def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived, facts: UpdateFacts) -> bool:
     current = before.run.round
     if current is not None and (current.number, current.attempt) == (event.round, event.attempt):
         participant = current.participant(event.client)
-        taken = participant is not None and participant.status in _TAKEN
-        return taken and before.updates.get(event.client) == facts.digest
+        is_accepted = participant is not None and participant.status.is_accepted
+        return is_accepted and before.updates.get(event.client) == facts.digest
     parameters: dict[str, Any] = {
         "of_run": before.run.id,
         "of_round": event.round,
@@ -76,7 +75,7 @@ def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived
         "of_client": event.client,
     }
     row = connection.select(_STORED, parameters).one_or_none()
-    return row is not None and row.status in _TAKEN and row.update == facts.digest
+    return row is not None and row.status.is_accepted and row.update == facts.digest
 
 
 def _is_same_discrepancy(

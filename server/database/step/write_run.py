@@ -66,7 +66,7 @@ def _run_values(change: Change) -> dict[str, Any]:
         values["completed_rounds"] = new.completed_rounds
     if old.status is RunStatus.ENROLLING and new.status is RunStatus.RUNNING:
         values["started_at"] = change.now
-    if new.status.terminal and not old.status.terminal:
+    if new.status.is_terminal and not old.status.is_terminal:
         values["finished_at"] = change.now
     return values
 

@@ -205,7 +205,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """From wherever we are: if enough trainers come and answer, the run ends."""
-        if not self.run.status.terminal:
+        if not self.run.status.is_terminal:
             self.run_to_the_end()
             assert self.run.status == "completed"
             assert self.run.completed_rounds == self.run.policy.rounds
@@ -221,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.give(ResumeRequested())
             self.deliver(9)
             self.give(AggregationFinished(*self.aim(0, 0)))
-            if self.run.status.terminal:
+            if self.run.status.is_terminal:
                 return
 
 
@@ -236,7 +236,7 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     assert after.completed_rounds - before.completed_rounds in (0, 1)
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
     check_effects(decision, changed=after != before)
-    if before.status.terminal:
+    if before.status.is_terminal:
         assert isinstance(event, ClientLeft) or after == before
         assert (after.status, after.round) == (before.status, before.round)
     if after.round is not None and before.round is not None:
