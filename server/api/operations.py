@@ -1,13 +1,12 @@
-"""For operators: liveness, readiness, metrics, and the list of calls."""
+"""For operators: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
-from server.api.reference import page
 from server.coordinator import Coordinator, Here, Reader
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
@@ -57,9 +56,3 @@ async def metrics(here: Here) -> Response:
     """Prometheus metrics of this process and counts from the database."""
     here.telemetry.stored(await here.threads.run(here.store.counts))
     return Response(here.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})
-
-
-@router.get("/docs", dependencies=[Reader], response_class=HTMLResponse, include_in_schema=False)
-async def docs(request: Request) -> HTMLResponse:
-    """Every call with its parameters and answers, made from the OpenAPI document."""
-    return HTMLResponse(page(request.app.openapi()))

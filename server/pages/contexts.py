@@ -22,16 +22,20 @@ from shared.schemas import (
 )
 
 __all__ = [
+    "CallEntry",
+    "CallGroup",
     "CategoryRow",
     "CategoryTable",
     "ClientRow",
     "Connected",
     "LedgerLine",
     "Page",
+    "ParameterEntry",
     "ParticipantLine",
     "ProblemEntry",
     "ProblemPage",
     "ProblemsPage",
+    "ReferencePage",
     "RoundLine",
     "RoundPage",
     "RunPage",
@@ -210,3 +214,39 @@ class ProblemsPage(Page):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemPage(Page):
     problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterEntry:
+    """A parameter of a call; ``place``: path, query or header."""
+
+    name: str
+    place: str
+    required: bool
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEntry:
+    """A call of the API: which tokens it takes, its body and its answers by status, each with media type."""
+
+    method: str
+    path: str
+    description: str
+    tokens: Sequence[str]
+    parameters: Sequence[ParameterEntry]
+    body: str
+    answers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallGroup:
+    tag: str
+    calls: Sequence[CallEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePage(Page):
+    name: str
+    description: str
+    groups: Sequence[CallGroup]

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
 from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader
+from server.pages.reference_page import reference_page
 from server.pages.round_page import round_page
 from server.pages.run_page import run_page
 from server.pages.words import FILTERS
@@ -119,6 +120,10 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
     @router.get("/problems")
     def problems() -> HTMLResponse:
         return answer("problems.html", _problems_page)
+
+    @router.get("/docs")
+    def reference(request: Request) -> HTMLResponse:
+        return answer("reference.html", lambda now: reference_page(request.app.openapi(), now))
 
     @router.get("/favicon.ico")
     def favicon() -> Response:

@@ -25,7 +25,7 @@ PAGES = {
     "long names": f"/runs/{lengthened('melanoma-against-nevus')}",
     "round with long names": f"/runs/{lengthened('melanoma-against-nevus')}/rounds/1",
     "problems": "/problems",
-    "interface": "/docs",
+    "reference": "/docs",
 }
 WAIT_MS = 10_000
 

@@ -30,10 +30,12 @@ TEMPLATES = {
     "round.html": contexts.RoundPage,
     "problems.html": contexts.ProblemsPage,
     "problem.html": contexts.ProblemPage,
+    "reference.html": contexts.ReferencePage,
 }
 PAGES = (
     "/",
     "/problems",
+    "/docs",
     "/runs/finished",
     "/runs/finished/rounds/2",
     "/runs/running",
@@ -387,6 +389,23 @@ def test_every_problem_type_leads_to_its_row(here: tuple[TestClient, Store]) -> 
         assert kind("x").as_json()["type"] == f"/problems#{code}"
         assert kind.title in rows[code]
         assert str(kind.status) in rows[code]
+
+
+def test_the_reference_has_every_call_with_its_parameters(here: tuple[TestClient, Store]) -> None:
+    html = read(here[0], "/docs")
+    shown = [e.text for e in html.all("code") if e.inside("h3")]
+    items = [e.text for e in html.all("li") if e.inside("main")]
+    paths = here[0].get("/openapi.json").json()["paths"]
+    calls = {
+        f"{method.upper()} {path}": call for path, found in paths.items() for method, call in found.items()
+    }
+    assert sorted(shown) == sorted(calls)
+    assert len(items) == sum(len(call.get("parameters", ())) for call in calls.values())
+    assert "after (query, optional): only events with a larger id" in items
+    text = html.all("main")[0].text
+    assert "Token: client." in text
+    assert "Body: application/json" in text
+    assert "4XX application/problem+json ProblemDocument" in text
 
 
 def test_the_list_counts_who_is_connected(tmp_path: Path, migrated_sqlite: Path) -> None:
