@@ -64,7 +64,7 @@ class Processes:
         self._pool = ProcessPoolExecutor(
             count, mp_context=multiprocessing.get_context("spawn"), initializer=one_thread
         )
-        self._work = partial(work_in_process, config.model_dump_json(), source, cache)
+        self._work = partial(work_in_process, "pool", config.model_dump_json(), source, cache)
 
     def __enter__(self) -> Self:
         return self

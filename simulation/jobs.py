@@ -183,11 +183,14 @@ class Workshop:
 
 
 @lru_cache(maxsize=2)
-def workshop(config_json: str, source: Path | None, cache: Path | None) -> Workshop:
-    """This process's workshop for a configuration."""
+def workshop(engine: str, config_json: str, source: Path | None, cache: Path | None) -> Workshop:
+    """This process's workshop for a configuration, until another engine asks.
+
+    ``engine`` is one name an engine: a cluster's process outlives it, and the data may have changed since.
+    """
     return Workshop(RunConfig.model_validate_json(config_json), source, cache)
 
 
-def work_in_process(config_json: str, source: Path | None, cache: Path | None, job: Job) -> Done:
+def work_in_process(engine: str, config_json: str, source: Path | None, cache: Path | None, job: Job) -> Done:
     """What a pool's process runs."""
-    return workshop(config_json, source, cache).work(job)
+    return workshop(engine, config_json, source, cache).work(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,8 +27,9 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Site:
-    """What a node has to know of the run."""
+    """What a node has to know of the run. ``engine`` names the engine, which nodes keep their data for."""
 
+    engine: str
     config: str
     source: Path | None
     cache: Path | None
@@ -36,7 +38,11 @@ class Site:
     @classmethod
     def of(cls, config: RunConfig, source: Path | None, cache: Path | None) -> Site:
         return cls(
-            config.model_dump_json(), source and source.resolve(), cache and cache.resolve(), versions()
+            engine=secrets.token_hex(8),
+            config=config.model_dump_json(),
+            source=source and source.resolve(),
+            cache=cache and cache.resolve(),
+            versions=versions(),
         )
 
 
@@ -124,7 +130,7 @@ def train_there(site: Site, job: Job, model: bytes, broadcast: bytes | None, kep
             update=here / "update",
             kept_after=here / "kept-after",
         )
-        done = work_in_process(site.config, located(site.source), seen(site.cache), own)
+        done = work_in_process(site.engine, site.config, located(site.source), seen(site.cache), own)
         kept_after = own.kept_after.read_bytes() if own.kept_after.exists() else None
         return Trained(done, own.update.read_bytes(), kept_after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shared.data import fingerprint_of
 from shared.device import describe
 from shared.discrepancy import discrepancy
 from shared.problems import IndexTaken, InvalidConfiguration
@@ -14,6 +15,7 @@ from worker.faults import LocalFault, text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shared.data import Examples
     from shared.schemas import EnrolmentView, RunView
     from worker.client import Coordinator
     from worker.settings import WorkerSettings
@@ -21,9 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Declined", "enrol", "lowest_free", "submit_discrepancy", "unsuitable"]
 
+MISFIT = "the data here do not fit the run's classes or task options; the site's log names what differs"
+
 
 class Declined(Exception):
-    """This worker does not take part; the message is the sentence that the coordinator shows."""
+    """This worker does not take part; the message is for the site's log.
+
+    ``told`` is the sentence that the coordinator shows (None: the message).
+    """
+
+    def __init__(self, sentence: str, told: str | None = None) -> None:
+        super().__init__(sentence)
+        self.told = told or sentence
 
 
 def unsuitable(view: RunView, settings: WorkerSettings) -> str | None:
@@ -48,6 +59,7 @@ def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswe
 
     Raises:
         Declined: told to the coordinator already.
+        InvalidConfiguration: there are no data here at all.
     """
     try:
         if reason := unsuitable(view, site.settings):
@@ -62,7 +74,9 @@ def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswe
                     raise Declined(str(taken)) from taken
                 view = coordinator.run(view.run)
     except (Declined, LocalFault) as declined:
-        coordinator.decline(view.run, text(str(declined)))
+        site.forget(view.run)
+        told = declined.told if isinstance(declined, Declined) else str(declined)
+        coordinator.decline(view.run, text(told))
         raise Declined(str(declined)) from declined
 
 
@@ -97,7 +111,7 @@ def lowest_free(enrolments: Iterable[EnrolmentView]) -> int:
 
 def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
     role = site.settings.role
-    examples = site.test_examples(local) if role is Role.EVALUATOR else site.training_examples(local, index)
+    examples = _examples(local, site, index)
     if len(examples) == 0:
         raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
     return EnrolmentRequest(
@@ -108,6 +122,21 @@ def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest
         index=index,
         device=describe(site.device),
     )
+
+
+def _examples(local: LocalRun, site: Site, index: int | None) -> Examples:
+    """What this site brings to the run, by its role; declined if it does not fit the run.
+
+    The fault may name files and quote cells: the coordinator is told only that there is one.
+    """
+    try:
+        if site.settings.role is Role.EVALUATOR:
+            return site.test_examples(local)
+        return site.training_examples(local, index)
+    except InvalidConfiguration as fault:
+        if not fingerprint_of(site.settings.data):
+            raise  # no data for any run
+        raise Declined(str(fault), MISFIT) from fault
 
 
 def submit_discrepancy(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from shared.data.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
 from shared.tasks import load_task
+from shared.tasks.base import LoadCall
 from shared.wire.tensors import manifest_of
 from worker.faults import local_faults
 
@@ -47,14 +47,17 @@ class LocalRun:
 
 
 class Site:
-    """Loads on first use, keeps until the run is forgotten; decoded images also in the folder ``cache``."""
+    """Loads on first use, keeps until the run is forgotten; decoded images also in the folder ``cache``.
+
+    All that is kept is kept by run. Runs share whole splits, where their tasks would load the same.
+    """
 
     def __init__(self, settings: WorkerSettings, device: torch.device, cache: Path) -> None:
         self.settings = settings
         self.device = device
         self._cache = cache
         self._runs: dict[str, LocalRun] = {}
-        self._data: dict[tuple[str, int, Split], Examples] = {}
+        self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
         self._parts: dict[tuple[str, int], Examples] = {}
         self._tests: dict[str, Examples] = {}
 
@@ -63,8 +66,7 @@ class Site:
         self._runs.pop(run, None)
         self._tests.pop(run, None)
         self._parts = {key: part for key, part in self._parts.items() if key[0] != run}
-        if not self._runs:
-            self._data.clear()
+        self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
 
     def known(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
@@ -76,6 +78,7 @@ class Site:
         Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run,
         :class:`worker.faults.LocalFault` if the task or memory fails.
         """
+        self.forget(view.run)  # nothing of an earlier view, which may have been another run of this name
         task = load_task(self.settings.task, self._options(view), view.classes)
         task.cache = self._cache
         model = task.build_model(view.config.model, view.config.seed)
@@ -149,13 +152,21 @@ class Site:
         return [float(count) for count in counts]
 
     def _split(self, local: LocalRun, split: Split) -> Examples:
-        options = json.dumps(self._options(local.view), sort_keys=True)
-        key = (options, local.view.config.seed, split)
-        if key not in self._data:
+        """The whole split, loaded once a run: data that change meanwhile count from the next run on."""
+        key = (local.view.run, split)
+        if key not in self._splits:
+            seed = local.view.config.seed
+            call = LoadCall.of(local.task, split, self.settings.data, seed)
+            examples = self._loaded(call)
+            if examples is None:
+                examples = local.task.load(split, self.settings.data, seed)
             dealt = split == "train" and self.dealt_by(local.view) is not None
-            examples = local.task.load(split, self.settings.data, local.view.config.seed)
-            self._data[key] = examples if dealt else examples.to(self.device)
-        return self._data[key]
+            self._splits[key] = call, examples if dealt else examples.to(self.device)
+        return self._splits[key][1]
+
+    def _loaded(self, call: LoadCall) -> Examples | None:
+        """What an equal call has loaded for a run that still needs it."""
+        return next((examples for made, examples in self._splits.values() if made == call), None)
 
 
 def first_difference(here: Sequence[TensorSpec], there: Sequence[TensorSpec]) -> str | None:

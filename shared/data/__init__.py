@@ -6,6 +6,7 @@ Nothing here unpickles: what is read are images and fixed binary formats.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import struct
 import tarfile
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Archive", "Examples", "find_file", "opened", "read_idx"]
+__all__ = ["Archive", "Examples", "find_file", "fingerprint_of", "opened", "read_idx"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Archive(ABC):
     def read(self, name: str) -> bytes: ...
 
     def fingerprint(self) -> str:
-        """Changes when the contents may have: place, size and time of change."""
+        """Changes when the contents may have: place, size and times of change."""
         return _state(self.path)
 
 
@@ -116,9 +117,22 @@ class _Tar(Archive):
         return stream.read()
 
 
+def fingerprint_of(source: Path | None) -> str:
+    """Changes when what lies at ``source``, a file or a folder, may have; empty if nothing lies there.
+
+    Names, sizes and times, as a SHA-256 in hex; the contents are not read.
+    """
+    if source is None or not source.exists():
+        return ""
+    state = _Folder(source).fingerprint() if source.is_dir() else _state(source)
+    return hashlib.sha256(state.encode()).hexdigest() if state else ""
+
+
 def _state(path: Path) -> str:
+    """With the time of change (ctime), which moving and copying do not preserve: two images of one size
+    and time of modification may have changed places."""
     status = path.stat()
-    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def _visible(names: Iterable[str]) -> tuple[str, ...]:

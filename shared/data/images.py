@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_images"]
 
+_VERSION = 1
+"""Raised when the same files give other pixels than before: what was kept is then decoded anew."""
+
 
 def decode_images(
     archive: Archive,
@@ -43,9 +46,11 @@ def decode_images(
     Raises:
         InvalidConfiguration: names the file that is no image, or has another size than the first.
     """
+    import PIL
+
     if cache is None:
         return _as_tensor(_decode_all(archive, names, channels, size))
-    key = "\n".join([archive.fingerprint(), *names, f"{channels} {size}"])
+    key = "\0".join([archive.fingerprint(), *names, f"{channels} {size} {_VERSION} {PIL.__version__}"])
     kept = cache / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
     images = _read(kept)
     if images is None:

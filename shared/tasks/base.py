@@ -7,14 +7,16 @@ The defaults are those of classification with cross-entropy; a regression overri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from shared.config import Frozen
+from shared.data import fingerprint_of
 from shared.models import build_model, require_inputs
 from shared.reproducible import reproducible
 from shared.seeds import derive
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from shared.data import Examples
 
-__all__ = ["NoOptions", "Split", "Task"]
+__all__ = ["LoadCall", "NoOptions", "Split", "Task"]
 
 Split = Literal["train", "test"]
 
@@ -99,3 +101,25 @@ class Task(ABC):
     def categories(self, targets: Tensor) -> Tensor:
         """The class index of each target, int64 (N,): what the discrepancy counts."""
         return targets
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """All that decides what a call of :meth:`Task.load` returns: equal calls load the same examples.
+
+    Made from the task that loads, not from the configuration that the task was made from: what
+    ``load`` can see cannot be forgotten here. ``fingerprint`` is of the data at ``source``.
+    """
+
+    kind: type[Task]
+    options: Frozen
+    classes: tuple[str, ...]
+    split: Split
+    source: Path | None
+    seed: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, task: Task, split: Split, source: Path | None, seed: int) -> Self:
+        """The call ``task.load(split, source, seed)``, made now."""
+        return cls(type(task), task.options, task.classes, split, source, seed, fingerprint_of(source))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shared.config import RunConfig
-from simulation.jobs import Workshop
+from simulation.jobs import Workshop, workshop
 from simulation.run import Results, simulate
 
 
@@ -42,6 +42,16 @@ def test_each_client_is_scored_on_the_examples_it_kept(tmp_path: Path) -> None:
         assert right == pytest.approx([round(number) for number in right])  # whole numbers of images
         assert len(right) == 3
     assert rounds(config(), tmp_path / "none.jsonl")[0]["per_client"] == []
+
+
+def test_a_process_that_outlives_an_engine_reads_changed_data_for_the_next(tmp_path: Path) -> None:
+    given = config(task="femnist", partition="iid:1").model_dump_json()
+    source = writers(tmp_path / "data")
+    one = workshop("one", given, source, None)
+    assert workshop("one", given, source, None) is one
+    (source / "w1" / "0" / "0.png").rename(source / "w1" / "1" / "0.png")  # labelled anew
+    two = workshop("two", given, source, None)
+    assert [made.counts(0)[:2] for made in (one, two)] == [[7, 7], [6, 8]]
 
 
 def test_the_common_test_set_is_thinned(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from shared.schemas import RunStatus
 from tests.helpers.live_coordinator import ADMIN, Live, live
 from tests.helpers.worker_crew import worker
 from worker.client import trust
+from worker.enrolment import MISFIT
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md").read_text()
 CLASSES = ("melanoma", "nevus", "keratosis")
@@ -84,12 +85,19 @@ def test_own_images(at: Live, tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_outside_the_contract_is_named(at: Live, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["trainer", "evaluator"])
+def test_a_folder_outside_the_contract_is_named_here_and_the_run_declined(
+    at: Live, tmp_path: Path, role: str
+) -> None:
     _create(at, _block("yaml", "name: skin"))
-    _images(tmp_path / "north", ("train",), (*CLASSES, "freckle"), 0)
-    member = worker(at, tmp_path / "state", "north", task="imagefolder", data=tmp_path / "north")
-    assert member.join() == 2
-    assert "freckle" in member.log
+    _images(tmp_path / "north", ("",), (*CLASSES, "freckle"), 0)
+    member = worker(at, tmp_path / "state", "north", task="imagefolder", data=tmp_path / "north", role=role)
+    row = at.wait_for(lambda: next(iter(at.run("skin")["enrolments"]), None))
+    assert (row["status"], row["reason"]) == ("declined", MISFIT)
+    at.wait_for(lambda: "skin: not taking part, data: freckle/0000.png" in member.log)
+    assert member.exit_code is None  # it is there for other runs
+    assert at.admin.delete("/clients/north").status_code == 204
+    assert member.join() == 3
 
 
 def test_an_own_task(at: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,116 @@
+"""Runs of one task with other class contracts, at one worker: each trains on its own labels, or declines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddisco.admin import download_model
+from shared import wire
+from shared.config import RunConfig
+from shared.schemas import EnrolmentStatus, EnrolmentView, RunStatus
+from shared.tasks import task_of
+from shared.wire.tensors import load_into, manifest_of
+from tests.helpers.processes import Deployment, deployment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+SHADES = {"dark": 20, "light": 230}
+DARK_FIRST, LIGHT_FIRST = ("dark", "light"), ("light", "dark")
+
+
+def config(name: str, *classes: str, autostart: bool = False) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": name,
+            "task": "imagefolder",
+            "classes": classes,
+            "task_options": {"size": 8, "crop_padding": 0},
+            "model": "mlp",
+            "rounds": 2,
+            "min_clients": 1,
+            "autostart": autostart,
+            "local": {"steps": 20, "batch_size": 8, "learning_rate": 0.05},
+            "evaluate_every": 0,
+        }
+    )
+
+
+def write_images(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for name, shade in SHADES.items():
+        for number in range(6):
+            path = folder / "train" / name / f"patient-{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = shade + random.integers(-20, 20, (8, 8, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def enrolment(made: Deployment, run: str) -> EnrolmentView | None:
+    return next(iter(made.admin.run(run).enrolments), None)
+
+
+def wait_until_ready(made: Deployment, *runs: str) -> None:
+    for run in runs:
+        made.wait_for(
+            lambda run=run: (row := enrolment(made, run)) and row.status is EnrolmentStatus.READY,
+            f"the worker is ready for {run}",
+        )
+
+
+def start(made: Deployment, *runs: str) -> None:
+    for run in runs:
+        made.admin.control(run, "start")
+    for run in runs:
+        made.wait_for(lambda run=run: made.status(run).terminal, f"{run} ends")
+        assert made.status(run) is RunStatus.COMPLETED, made.logs()
+
+
+def answers(made: Deployment, given: RunConfig) -> dict[str, str]:
+    """The class by which the run's last model calls a wholly dark and a wholly light image."""
+    task = task_of(given)
+    model = task.build_model(given.model, given.seed).eval()
+    out = made.folder / f"{given.name}.safetensors"
+    download_model(made.admin, given.name, out, None)
+    with wire.opened(out) as file:
+        load_into(model, {spec.name: file.tensor(wire.MODEL, spec.name) for spec in manifest_of(model)})
+    images = torch.stack([torch.full((3, 8, 8), shade, dtype=torch.uint8) for shade in SHADES.values()])
+    with torch.inference_mode():
+        places = model(task.prepare(images, None)).argmax(dim=1).tolist()
+    return {name: task.classes[place] for name, place in zip(SHADES, places, strict=True)}
+
+
+def test_each_run_trains_on_the_labels_of_its_own_contract(tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    before = [config("dark-1", *DARK_FIRST), config("light-1", *LIGHT_FIRST)]
+    after = [config("light-2", *LIGHT_FIRST), config("dark-2", *DARK_FIRST)]
+    misspelt = config("misspelt", "dark", "lihgt", autostart=True)
+    with deployment(tmp_path / "made") as made:
+        made.start_coordinator()
+        made.start_worker("north", "--task", "imagefolder", "--data", str(tmp_path / "images"))
+        for given in (*before, misspelt):
+            made.create(given)
+        wait_until_ready(made, "dark-1", "light-1")
+        row = made.wait_for(lambda: enrolment(made, "misspelt"), "the misspelt run is answered")
+        assert row.status is EnrolmentStatus.DECLINED
+        assert "do not fit the run's classes" in row.reason
+        start(made, "dark-1", "light-1")
+
+        for given in after:
+            made.create(given)
+        wait_until_ready(made, "light-2", "dark-2")
+        made.kill("north")
+        made.start_again("north")
+        start(made, "light-2", "dark-2")
+
+        assert [answers(made, given) for given in before + after] == [{"dark": "dark", "light": "light"}] * 4
+        assert made.processes.running["north"].poll() is None
+        told = enrolment(made, "misspelt")
+        assert told is not None
+        assert told.status is EnrolmentStatus.DECLINED
+        assert "patient" not in str(told)
+        assert made.log("north").count("misspelt: not taking part, data: train/light/patient-0.png") == 2
