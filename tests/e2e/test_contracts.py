@@ -17,7 +17,7 @@ from shared.tasks import task_of
 from shared.wire.tensors import load_into, manifest_of
 from tests.helpers.processes import Deployment, deployment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SHADES = {"dark": 20, "light": 230}
 DARK_FIRST, LIGHT_FIRST = ("dark", "light"), ("light", "dark")
