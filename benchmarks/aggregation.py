@@ -12,11 +12,6 @@ Run: ``python -m benchmarks.aggregation --updates 50 --parameters 11173962``
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +23,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from benchmarks.command import machine, parse, print_result
 from shared import wire
 from shared.aggregation import UpdateFile, aggregate
 from shared.algorithms import load_algorithm
@@ -158,20 +154,16 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=50)
     parser.add_argument("--parameters", type=int, default=11_173_962, help="a ResNet-18 for ten classes")
     parser.add_argument("--repeats", type=int, default=5)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        numbers = measure(Path(folder), chosen.updates, chosen.parameters, chosen.repeats)
+    chosen = parse(parser, {"updates": 4, "parameters": 100_000, "repeats": 1})
     about = {
         "benchmark": "aggregation",
         "updates": chosen.updates,
         "parameters": chosen.parameters,
-        "cores": len(os.sched_getaffinity(0)),
+        **machine(),
         "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    sys.stdout.write(json.dumps(about | numbers) + "\n")
+    print_result(lambda folder: about | measure(folder, chosen.updates, chosen.parameters, chosen.repeats))
 
 
 if __name__ == "__main__":

@@ -3,38 +3,36 @@
     python -m benchmarks.overhead            62,006 parameters
     python -m benchmarks.overhead --large    11.2 M parameters, 45 MB a model
 
+    python -m benchmarks.overhead -- --precision bfloat16    with further flags of every worker
+
 Prints one JSON line. Seconds are between the ends of consecutive rounds (median, without the first); bytes
-are what the loopback interface carried, TCP/IP headers included, so run it on a quiet machine.
+are what the loopback interface carried, TCP/IP headers included, so run it on a quiet machine. It ends with
+code 1 and the reason when a worker declines or a process dies.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import socket
 import statistics
-import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import torch
 
-from feddisco.admin import Admin, run_request
-from feddisco.demo import Processes
+from benchmarks.command import Failed, machine, parse, print_result
+from benchmarks.deployment import Deployment, deployment
+from feddisco.admin import run_request
 from shared.config import RunConfig
 from shared.schemas import RoundView, RunStatus
-from worker.diagnose import diagnose
 
-HOST = "127.0.0.1"
 TASK = "benchmarks.synthetic:Noise"
-ROOT = Path(__file__).resolve().parent.parent
+ALGORITHM = "benchmarks.synthetic:Nudge"
 
 
 def main() -> None:
@@ -46,35 +44,35 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--database-url", help="PostgreSQL instead of SQLite")
     parser.add_argument("--keep", type=Path, help="keep databases, blobs and logs in this folder")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="feddisco-overhead-") as folder:
-        result = measure(
-            arguments.keep or Path(folder),
-            large=arguments.large,
-            rounds=arguments.rounds or (8 if arguments.large else 50),
-            workers=arguments.workers,
-            database_url=arguments.database_url,
+    parser.add_argument("worker_flags", nargs="*", help="further flags of every worker, after --")
+    chosen = parse(parser, {"rounds": 6, "workers": 2})
+    print_result(
+        lambda folder: measure(
+            chosen.keep or folder,
+            large=chosen.large,
+            rounds=chosen.rounds or (8 if chosen.large else 50),
+            workers=chosen.workers,
+            database_url=chosen.database_url,
+            worker_flags=chosen.worker_flags,
         )
-    print(json.dumps(result))
+    )
 
 
 def measure(
-    folder: Path, *, large: bool, rounds: int, workers: int, database_url: str | None
-) -> dict[str, object]:
-    folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
-    processes = Processes(folder, _environment(folder, database_url))
-    url = f"http://{HOST}:{port}"
-    try:
-        processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-        with Admin(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as admin:
-            _until_ready(processes, url)
-            admin.create(run_request(admin, _config(large, rounds, workers)))
-            for number in range(workers):
-                _start_worker(processes, url, f"worker-{number:02}")
-            views, first, last = _follow(processes, admin)
-    finally:
-        processes.stop()
+    folder: Path,
+    *,
+    large: bool,
+    rounds: int,
+    workers: int,
+    database_url: str | None,
+    worker_flags: Sequence[str] = (),
+) -> dict[str, Any]:
+    flags = ("--task", TASK, "--algorithms", ALGORITHM, *worker_flags)
+    with deployment(folder, database_url) as running:
+        running.admin.create(run_request(running.admin, _config(large, rounds, workers)))
+        for number in range(workers):
+            running.start_worker(f"worker-{number:02}", *flags)
+        views, first, last = _follow(running)
     return _result(views, first, last, large=large, workers=workers, database_url=database_url)
 
 
@@ -87,17 +85,12 @@ def _config(large: bool, rounds: int, workers: int) -> RunConfig:
             "rounds": rounds,
             "min_clients": workers,
             "quorum": workers,
-            "algorithm": "benchmarks.synthetic:Nudge",
+            "algorithm": ALGORITHM,
             "local": {"steps": 0},
             "weighting": {"kind": "disco"},
             "evaluate_every": 0,
         }
     )
-
-
-def _start_worker(processes: Processes, url: str, name: str) -> None:
-    state = processes.folder / name
-    processes.start(name, "worker", "--url", url, "--name", name, "--state", str(state), "--task", TASK)
 
 
 @dataclass(frozen=True)
@@ -110,27 +103,25 @@ class Sample:
     workers: float
 
     @classmethod
-    def now(cls, rounds: int, processes: Processes) -> Sample:
-        used = {name: _cpu_seconds(process.pid) for name, process in processes.running.items()}
+    def now(cls, rounds: int, running: Deployment) -> Sample:
+        used = {name: _cpu_seconds(process.pid) for name, process in running.processes.running.items()}
         coordinator = used.pop("coordinator")
         return cls(rounds, _loopback_bytes(), coordinator, sum(used.values()))
 
 
-def _follow(processes: Processes, admin: Admin) -> tuple[list[RoundView], Sample, Sample]:
+def _follow(running: Deployment) -> tuple[list[RoundView], Sample, Sample]:
     """All rounds, and the counters after one of the first rounds and after the last."""
     first: Sample | None = None
     while True:
-        run = admin.run("overhead")
-        if name := processes.failed():
-            sys.exit(f"{name} ended early:\n{processes.tail(name)}")
-        sample = Sample.now(run.completed_rounds, processes)
-        if run.status.is_terminal:
-            assert run.status is RunStatus.COMPLETED, run.reason
-            assert first is not None
-            return admin.rounds("overhead"), first, sample
+        run = running.progress("overhead")
+        sample = Sample.now(run.completed_rounds, running)
+        if run.status is RunStatus.COMPLETED:
+            if first is None or first.rounds == sample.rounds:
+                raise Failed(f"{run.rounds} rounds were over before they could be measured: ask for more.")
+            return running.admin.rounds("overhead"), first, sample
         if first is None and run.completed_rounds >= 1:
             first = sample
-        time.sleep(0.5)
+        time.sleep(0.05 if first is None else 0.5)
 
 
 def _result(
@@ -141,7 +132,7 @@ def _result(
     large: bool,
     workers: int,
     database_url: str | None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     ends = [view.completed_at for view in views if view.completed_at is not None]
     seconds = [(after - before).total_seconds() for before, after in pairwise(ends)]
     parameters = 11_220_132 if large else 62_006
@@ -158,9 +149,7 @@ def _result(
         "coordinator_cpu_seconds_a_round": round((last.coordinator - first.coordinator) / rounds, 4),
         "one_workers_cpu_seconds_a_round": round((last.workers - first.workers) / rounds / workers, 4),
         "database": "PostgreSQL" if database_url else "SQLite",
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
+        **machine(),
         "torch": torch.__version__,
         "httpx": httpx.__version__,
     }
@@ -173,35 +162,6 @@ def _cpu_seconds(pid: int) -> float:
 
 def _loopback_bytes() -> int:
     return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
-
-
-def _until_ready(processes: Processes, url: str) -> None:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5).is_success:
-                return
-        except httpx.HTTPError as error:
-            if time.monotonic() > end or processes.failed():
-                sys.exit(f"{diagnose(error, url).sentence}\n{processes.tail('coordinator')}")
-        time.sleep(0.1)
-
-
-def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
-    environment = {
-        "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
-        "FEDDISCO_ADMIN_TOKEN": "benchmark-admin-token",
-        "FEDDISCO_JOIN_TOKEN": "benchmark-join-token",
-        "FEDDISCO_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    return environment | ({"FEDDISCO_DATABASE_URL": database_url} if database_url else {})
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -12,9 +12,6 @@ import asyncio
 import datetime as dt
 import hashlib
 import json
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,18 +19,17 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.command import Failed, machine, parse, print_result
+from benchmarks.deployment import Deployment, deployment
 from server.database.migrations import upgrade
 from server.database.session import make_engine
 from server.database.store import Store
+from shared.config import RunConfig
+from shared.schemas import RunRequest
 
-ROOT = Path(__file__).resolve().parent.parent
-ADMIN = "admin-token-of-the-benchmark"
-WAIT_SECONDS = 30
 TARGET_SHARE, TARGET_SECONDS = 0.20, 1.0
-SERVE = (
-    "import json, sys; from server.main import serve; from server.settings import Settings; "
-    "sys.exit(serve(Settings(**json.loads(sys.argv[1]))))"
-)
+PATIENCE_SECONDS = 120.0
+"""For the run's creation to reach everybody."""
 
 
 def register(url: str, many: int) -> list[str]:
@@ -50,11 +46,11 @@ def register(url: str, many: int) -> list[str]:
 class Poller:
     """One client that asks for work for ever, over one connection; notes when an assignment came."""
 
-    def __init__(self, host: str, port: int, token: str) -> None:
-        self._address = host, port
+    def __init__(self, url: httpx.URL, token: str, wait_seconds: float) -> None:
+        self._address = url.host, url.port
         lines = (
-            f"GET /api/v1/work?wait={WAIT_SECONDS} HTTP/1.1",
-            f"Host: {host}",
+            f"GET /api/v1/work?wait={wait_seconds:g} HTTP/1.1",
+            f"Host: {url.host}",
             f"Authorization: Bearer {token}",
         )
         self._request = ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -83,21 +79,25 @@ async def read_answer(reader: asyncio.StreamReader) -> Any:
     return json.loads(await reader.readexactly(int(length.partition(b":")[2])))
 
 
-async def measure(url: str, tokens: list[str], process: psutil.Process, seconds: float) -> dict[str, Any]:
-    parts = httpx.URL(url)
-    pollers = [Poller(parts.host, parts.port or 80, token) for token in tokens]
+async def poll_until_assigned(
+    running: Deployment, tokens: list[str], wait_seconds: float, seconds: float
+) -> dict[str, Any]:
+    """All clients poll; after ``seconds`` in which the coordinator is watched a run is created for them."""
+    process = psutil.Process(running.processes.running["coordinator"].pid)
+    pollers = [Poller(httpx.URL(running.url), token, wait_seconds) for token in tokens]
     tasks = []
     for poller in pollers:  # spread over the waiting time, as clients that live for long are
         tasks.append(asyncio.create_task(poller.run()))
-        await asyncio.sleep(WAIT_SECONDS / len(pollers) / 2)
+        await asyncio.sleep(wait_seconds / len(pollers) / 2)
     asked = -sum(poller.polls for poller in pollers)
     before, began = process.cpu_times(), time.monotonic()
-    await asyncio.sleep(seconds)
+    await finish(tasks, seconds)
     after, ended = process.cpu_times(), time.monotonic()
     asked += sum(poller.polls for poller in pollers)
     used = after.user + after.system - before.user - before.system
-    created = await asyncio.to_thread(create_run, url)
-    await asyncio.wait_for(asyncio.gather(*tasks), 120)
+    created = await asyncio.to_thread(create_run, running)
+    if waiting := await finish(tasks, PATIENCE_SECONDS):
+        raise Failed(f"{len(waiting)} clients got no assignment in {PATIENCE_SECONDS:g} s.")
     delays = sorted(poller.assigned_at - created for poller in pollers if poller.assigned_at is not None)
     return {
         "share_of_a_core": round(used / (ended - began), 4),
@@ -108,37 +108,56 @@ async def measure(url: str, tokens: list[str], process: psutil.Process, seconds:
     }
 
 
-def create_run(url: str) -> float:
+async def finish(tasks: list[asyncio.Task[None]], seconds: float) -> set[asyncio.Task[None]]:
+    """Wait until all are done, at most so long; returns those that are not.
+
+    Raises:
+        Failed: one has lost the coordinator.
+    """
+    done, waiting = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        if error := task.exception():
+            raise Failed(f"A client has lost the coordinator: {error!r}") from error
+    return waiting
+
+
+def create_run(running: Deployment) -> float:
     """A run of a built-in task; when it was there, in seconds since the epoch (one machine, one clock)."""
-    headers, body = {"Authorization": f"Bearer {ADMIN}"}, {"config": {"name": "bench"}}
-    answer = httpx.post(f"{url}/api/v1/runs", json=body, headers=headers, timeout=120)
-    answer.raise_for_status()
-    return dt.datetime.fromisoformat(answer.json()["created_at"]).timestamp()
+    return running.admin.create(RunRequest(config=RunConfig(name="bench"))).created_at.timestamp()
+
+
+def measure(
+    folder: Path, *, clients: int, seconds: float, wait_seconds: float, settle_seconds: float
+) -> dict[str, Any]:
+    database = f"sqlite:///{folder}/bench.sqlite"
+    upgrade(database)
+    tokens = register(database, clients)
+    with deployment(folder, database) as running:
+        time.sleep(settle_seconds)
+        found = asyncio.run(poll_until_assigned(running, tokens, wait_seconds, seconds))
+    soon = found["median_seconds_to_assignment"] <= TARGET_SECONDS
+    within = soon and found["share_of_a_core"] <= TARGET_SHARE
+    return {"benchmark": "polling", "clients": clients, **machine(), **found, "within_target": within}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--clients", type=int, default=1000)
-    options.add_argument("--seconds", type=float, default=60.0)
-    chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{folder}/bench.sqlite"
-        upgrade(database)
-        tokens = register(database, chosen.clients)
-        given = {"data_folder": f"{folder}/data", "database_url": database, "port": 0, "admin_token": ADMIN}
-        command = [sys.executable, "-c", SERVE, json.dumps(given)]
-        running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        try:
-            assert running.stderr is not None
-            url = next(line for line in running.stderr if "coordinator on" in line).rsplit(" ", 1)[1].strip()
-            time.sleep(10)  # PyTorch is imported in the background
-            found = asyncio.run(measure(url, tokens, psutil.Process(running.pid), chosen.seconds))
-        finally:
-            running.terminate()
-            running.wait()
-    soon = found["median_seconds_to_assignment"] <= TARGET_SECONDS
-    within = soon and found["share_of_a_core"] <= TARGET_SHARE
-    print(json.dumps({"benchmark": "polling", "clients": chosen.clients, **found, "within_target": within}))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the coordinator is watched")
+    parser.add_argument("--wait", type=float, default=30.0, help="how long one poll may wait, seconds")
+    parser.add_argument(
+        "--settle", type=float, default=10.0, help="seconds before the first poll: PyTorch is imported"
+    )
+    chosen = parse(parser, {"clients": 20, "seconds": 1.0, "wait": 2.0, "settle": 0.0})
+    print_result(
+        lambda folder: measure(
+            folder,
+            clients=chosen.clients,
+            seconds=chosen.seconds,
+            wait_seconds=chosen.wait,
+            settle_seconds=chosen.settle,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -17,13 +17,9 @@ Run: ``python -m benchmarks.simulation``
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,14 +31,16 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.command import Failed, machine, parse, print_result
 from shared import wire
-from shared.config import RunConfig
+from shared.config import Frozen, RunConfig
 from shared.data import Examples
 from shared.data.tokens import VOCABULARY
 from shared.seeds import derive, torch_generator
 from shared.tasks.ag_news import AGNews
 from shared.tasks.base import Split
 from shared.tasks.cifar10 import CIFAR10
+from shared.tasks.texts import TextOptions
 from shared.training.batches import batches
 from shared.wire.tensors import load_into, state_of
 from simulation.engines import Engine, InProcess, Processes
@@ -54,21 +52,41 @@ from simulation.native import Native
 PLAIN = "plain"
 
 
+class NoiseOptions(Frozen):
+    examples: int = 30_000
+
+
 class Noise(CIFAR10):
-    """30,000 random images in CIFAR-10's shape, 3,000 of each class."""
+    """Random images in CIFAR-10's shape, as many of each class."""
+
+    Options = NoiseOptions
+
+    def __init__(self, options: NoiseOptions) -> None:
+        super().__init__(options)
+        self.examples = options.examples
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
-        number = 30_000 if split == "train" else 100
+        number = self.examples if split == "train" else 100
         generator = torch.Generator().manual_seed(seed)
         images = torch.randint(0, 256, (number, *self.input_shape), generator=generator, dtype=torch.uint8)
         return Examples(images, torch.arange(number) % 10)
 
 
+class RandomTextsOptions(TextOptions):
+    examples: int = 30_000
+
+
 class RandomTexts(AGNews):
-    """30,000 texts of random tokens, 7,500 of each class; 10 to 200 tokens long, 40 in the middle."""
+    """Texts of random tokens, as many of each class; 10 to 200 tokens long, 40 in the middle."""
+
+    Options = RandomTextsOptions
+
+    def __init__(self, options: RandomTextsOptions) -> None:
+        super().__init__(options)
+        self.examples = options.examples
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
-        number = 30_000 if split == "train" else 100
+        number = self.examples if split == "train" else 100
         generator = torch.Generator().manual_seed(seed)
         lengths = torch.randn(number, generator=generator).mul(0.3).exp().mul(40).clamp(10, 200)
         tokens = torch.randint(1, VOCABULARY, (number, *self.input_shape), generator=generator)
@@ -82,12 +100,13 @@ TASKS: dict[str, tuple[str, Sequence[str], str]] = {
 }
 
 
-def config(kind: str, rounds: int, epochs: int) -> RunConfig:
+def config(kind: str, rounds: int, epochs: int, examples: int) -> RunConfig:
     task, classes, partition = TASKS[kind]
     return RunConfig.model_validate(
         {
             "name": "simulation",
             "task": task,
+            "task_options": {"examples": examples},
             "classes": classes,
             "rounds": rounds,
             "weighting": {"kind": "sizes"},
@@ -187,9 +206,8 @@ class EngineLoop:
         return wire.read_group(self._model, wire.MODEL, self.names)
 
 
-def measure(folder: Path, kind: str, rounds: int, epochs: int) -> dict[str, Any]:
-    """``rounds`` turns after one to warm up."""
-    given = config(kind, rounds + 1, epochs)
+def measure(folder: Path, given: RunConfig, grouped: bool) -> dict[str, Any]:
+    """The rounds of the configuration, of which the first warms up; ``grouped``: with that engine too."""
     workshop = Workshop(given, None)
     plain = PlainLoop(workshop)
     with ExitStack() as open_engines:
@@ -198,11 +216,11 @@ def measure(folder: Path, kind: str, rounds: int, epochs: int) -> dict[str, Any]
             "processes": open_engines.enter_context(Processes(given, None, None, 2)),
             "native": open_engines.enter_context(Native(Workshop(given, None))),  # changes its model
         }
-        if kind == "images":  # it does not know TextCNN
+        if grouped:
             engines["grouped"] = open_engines.enter_context(Grouped(workshop))
         loops = {name: EngineLoop(engine, workshop, folder / name) for name, engine in engines.items()}
         times = {name: Times() for name in (PLAIN, *loops)}
-        samples = [turn(number, plain, loops, times) for number in range(1, rounds + 2)]
+        samples = [turn(number, plain, loops, times) for number in range(1, given.rounds + 1)]
     return figures(times, samples) | {
         "difference": {name: largest(plain.state, loop.state) for name, loop in loops.items()}
     }
@@ -247,23 +265,28 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(TASKS), default="images")
     parser.add_argument("--rounds", type=int, default=9, help="turns that count, after one that does not")
     parser.add_argument("--epochs", type=int, default=2)
-    chosen = parser.parse_args()
+    parser.add_argument("--examples", type=int, default=30_000, help="of all clients together")
+    chosen = parse(parser, {"rounds": 1, "epochs": 1, "examples": 1200})
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        numbers = measure(Path(folder), chosen.task, chosen.rounds, chosen.epochs)
     about = {
         "benchmark": "simulation",
         "task": chosen.task,
         "rounds": chosen.rounds,
         "epochs": chosen.epochs,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
+        "examples": chosen.examples,
+        **machine(),
         "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    sys.stdout.write(json.dumps(about | numbers) + "\n")
+    given = config(chosen.task, chosen.rounds + 1, chosen.epochs, chosen.examples)
+
+    def result(folder: Path) -> dict[str, Any]:
+        try:
+            return about | measure(folder, given, grouped=chosen.task == "images")  # it does not know TextCNN
+        except BrokenProcessPool as error:
+            raise Failed("A process of the engine `processes` ended early.") from error
+
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Noise(Task):
         super().__init__(options)
         large = options.size == "large"
         self.classes = tuple(str(number) for number in range(100 if large else 10))
-        self.default_model = "resnet18-gn" if large else "simple-cnn"  # type: ignore[misc]
+        self.default_model = "resnet18-gn" if large else "simple-cnn"
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         images = torch.randint(

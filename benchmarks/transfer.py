@@ -11,24 +11,20 @@ is aggregated. Seconds end with the receipt, so they include hashing, validation
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import torch
 
+from benchmarks.command import Failed, machine, parse, print_result
+from benchmarks.deployment import JOIN_TOKEN, deployment
 from feddisco.admin import Admin
-from feddisco.demo import Processes
 from shared import wire
 from shared.config import RunConfig
 from shared.schemas import (
@@ -42,14 +38,11 @@ from shared.schemas import (
 )
 from worker.client import Coordinator
 
-HOST = "127.0.0.1"
 MIB = 1024 * 1024
 LIMIT_BYTES = 64 * MIB
 TASK = "benchmarks.nowhere:Task"  # never imported: its weights are uploaded
 CLASSES = ("no", "yes")
 TENSORS = 16
-ROOT = Path(__file__).resolve().parent.parent
-SECRETS = {"admin": "benchmark-admin-token", "join": "benchmark-join-token"}
 
 
 def main() -> None:
@@ -57,24 +50,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mib", type=int, default=1024, help="size of the update in MiB")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="feddisco-transfer-") as folder:
-        print(json.dumps(measure(Path(folder), arguments.mib)))
+    chosen = parse(parser, {"mib": 4})
+    print_result(lambda folder: measure(folder, chosen.mib))
 
 
-def measure(folder: Path, mib: int) -> dict[str, object]:
-    port = _free_port()
-    processes = Processes(folder, _environment(folder))
-    url = f"http://{HOST}:{port}"
-    try:
-        server = processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-        _until_ready(processes, url)
+def measure(folder: Path, mib: int) -> dict[str, Any]:
+    with deployment(folder) as running:
         written, manifest = _file(folder / "update", mib)
-        with Admin(url, token=SECRETS["admin"]) as admin, _memory_of(server.pid) as memory:
-            initial_seconds = _create(admin, written, manifest)
-            update_seconds = _upload(url, written)
-    finally:
-        processes.stop()
+        with _memory_of(running.processes.running["coordinator"].pid) as memory:
+            initial_seconds = _create(running.admin, written, manifest)
+            update_seconds = _upload(running.url, written)
     return _result(written.bytes, memory, initial_seconds, update_seconds)
 
 
@@ -107,10 +92,11 @@ def _upload(url: str, written: wire.Written) -> float:
     """Two trainers enrol; the first sends its update. Seconds from the first byte to the receipt."""
     with Coordinator(url) as first, Coordinator(url) as second:
         for name, client in (("first", first), ("second", second)):
-            client.authenticate(client.register(SECRETS["join"], Registration(name=name)).token)
+            client.authenticate(client.register(JOIN_TOKEN, Registration(name=name)).token)
             client.enrol("transfer", EnrolmentRequest(task=TASK, examples=10, classes=CLASSES))
         assignment, waiting = first.work(10)
-        assert isinstance(assignment, Train), waiting
+        if not isinstance(assignment, Train):
+            raise Failed(f"The first client was not asked to train: {assignment or waiting}")
         report = UpdateReport(attempt=assignment.attempt, steps=1, examples=10)
         begin = time.perf_counter()
         receipt = first.upload("transfer", assignment.round, report, written.path, written.digest)
@@ -138,7 +124,7 @@ def _memory_of(pid: int) -> Iterator[list[int]]:
         thread.join()
 
 
-def _result(size: int, memory: list[int], initial_seconds: float, update_seconds: float) -> dict[str, object]:
+def _result(size: int, memory: list[int], initial_seconds: float, update_seconds: float) -> dict[str, Any]:
     growth = max(memory) - memory[0]
     return {
         "benchmark": "transfer",
@@ -151,38 +137,9 @@ def _result(size: int, memory: list[int], initial_seconds: float, update_seconds
         "update_seconds": round(update_seconds, 3),
         "update_mb_per_second": round(size / 1e6 / update_seconds, 1),
         "initial_mb_per_second": round(size / 1e6 / initial_seconds, 1),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[2],
-        "python": platform.python_version(),
+        **machine(),
         "httpx": httpx.__version__,
     }
-
-
-def _until_ready(processes: Processes, url: str) -> None:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5).is_success:
-                return
-        except httpx.HTTPError:
-            if time.monotonic() > end or processes.failed():
-                sys.exit(f"the coordinator did not start:\n{processes.tail('coordinator')}")
-        time.sleep(0.1)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    return {
-        "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
-        "FEDDISCO_ADMIN_TOKEN": SECRETS["admin"],
-        "FEDDISCO_JOIN_TOKEN": SECRETS["join"],
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

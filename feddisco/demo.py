@@ -28,7 +28,7 @@ from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunStatus
 
-__all__ = ["Processes", "run_demo"]
+__all__ = ["Processes", "raise_on_signals", "run_demo"]
 
 HOST = "127.0.0.1"
 _console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -105,7 +105,7 @@ def run_demo(
         )
     port = _free_port(port)
     with ExitStack() as stack:
-        stack.enter_context(_signals_raise())
+        stack.enter_context(raise_on_signals())
         folder = _folder(stack, keep)
         processes = Processes(folder, _environment(folder, database_url))
         stack.callback(processes.stop)
@@ -226,8 +226,8 @@ def _folder(stack: ExitStack, keep: Path | None) -> Path:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the demo and its children, also where a shell had SIGINT ignored."""
+def raise_on_signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, also where a shell had SIGINT ignored."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

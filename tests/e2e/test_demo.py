@@ -2,87 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import select
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
+
+from tests.helpers.marked_process import MarkedProcess, running_module
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
 
-MARK = "DEMO_OF_A_TEST"
 
-
-class Demo:
-    """The process, and a mark in the environment by which its descendants are known."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.mark = secrets.token_hex(8)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "feddisco", "demo", *arguments],
-            env=os.environ | {MARK: self.mark, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self.output = ""
-
-    def read_until(self, pattern: str, seconds: float = 120.0) -> re.Match[str]:
-        """Wait until the output matches."""
-        assert self._process.stdout is not None
-        end = time.monotonic() + seconds
-        while not (found := re.search(pattern, self.output)):
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
-            chunk = os.read(self._process.stdout.fileno(), 65536) if ready else b""
-            assert chunk, f"{pattern} did not come: {self.output}"
-            self.output += chunk.decode()
-        return found
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self, seconds: float = 200.0) -> int:
-        self.output += self._process.communicate(timeout=seconds)[0].decode()
-        return self._process.returncode
-
-    def alive(self) -> list[psutil.Process]:
-        """All processes that carry the mark."""
-        return [process for process in psutil.process_iter() if _environ(process).get(MARK) == self.mark]
-
-    def end(self) -> None:
-        for process in self.alive():
-            process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        found: dict[str, str] = process.environ()
-    except psutil.Error:
-        return {}
-    return found
-
-
-@contextmanager
-def demo(folder: Path, *arguments: str) -> Iterator[Demo]:
-    made = Demo(folder, *arguments)
-    try:
-        yield made
-    finally:
-        made.end()
+def demo(folder: Path, *arguments: str) -> AbstractContextManager[MarkedProcess]:
+    return running_module("feddisco", "demo", *arguments, environment={"TMPDIR": str(folder)})
 
 
 def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""Every benchmark in its short form, and how it ends when a process declines, dies or gets a signal."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers.marked_process import MarkedProcess, running_module
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = {
+    "aggregation": ("aggregation", {"seconds", "reference_seconds", "peak_models"}),
+    "overhead": ("overhead", {"seconds_a_round", "bytes_a_round", "coordinator_cpu_seconds_a_round"}),
+    "overhead --large": ("overhead, large", {"seconds_a_round", "bytes_a_round"}),
+    "polling": ("polling", {"share_of_a_core", "last_seconds_to_assignment"}),
+    "transfer": ("transfer", {"growth_bytes", "update_mb_per_second"}),
+    "simulation": ("simulation", {"speed", "difference"}),
+    "simulation --task texts": ("simulation", {"speed", "difference"}),
+}
+LONG = {  # without an end of its own, short to start
+    "aggregation": ("--repeats", "1000000"),
+    "overhead": ("--rounds", "1000000"),
+    "polling": ("--seconds", "100000"),
+    "transfer": ("--mib", "2048"),
+    "simulation": ("--rounds", "1000000"),
+}
+
+
+def benchmark(folder: Path, name: str, *flags: str) -> AbstractContextManager[MarkedProcess]:
+    module, *own = name.split()
+    environment = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return running_module(f"benchmarks.{module}", *own, "--short", *flags, environment=environment)
+
+
+def roles(command_lines: Iterable[list[str]]) -> list[str]:
+    """What each process is: the subcommand of feddisco, ``pool`` for a simulation's."""
+    found = []
+    for line in command_lines:
+        if "feddisco" in line:
+            found.append(line[line.index("feddisco") + 1])
+        elif any("spawn_main" in word for word in line):
+            found.append("pool")
+    return found
+
+
+def has_started(name: str, command_lines: list[list[str]]) -> bool:
+    expected = {"overhead": ["server", "worker", "worker"], "simulation": ["pool", "pool"], "aggregation": []}
+    return sorted(roles(command_lines)) == expected.get(name, ["server"])
+
+
+def assert_nothing_is_left(ended: MarkedProcess, folder: Path) -> None:
+    psutil.wait_procs(ended.alive(), timeout=10)  # multiprocessing's tracker ends by itself, a moment later
+    assert ended.alive() == []
+    # PyTorch's cache, which all its programs share
+    assert [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
+    recipe = re.search(r"^bench:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert recipe is not None
+    parts = re.search(r"for part in ([a-z ]+);", recipe[1])
+    assert parts is not None
+    rest = re.findall(r"-m benchmarks\.(\w+ --.+)", recipe[1])
+    assert {*parts[1].split(), *rest} == set(SHORT)
+    modules = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "__main__" in p.read_text("utf-8")}
+    assert modules == {name.split()[0] for name in SHORT} == set(LONG)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
+    with benchmark(tmp_path, name) as started:
+        assert started.wait() == 0, started.output
+        assert_nothing_is_left(started, tmp_path)
+    numbers = json.loads(started.output.splitlines()[-1])
+    title, expected = SHORT[name]
+    assert numbers["benchmark"].endswith(title)
+    assert expected | {"cores", "load", "python"} <= set(numbers)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_sigterm_leaves_nothing(tmp_path: Path, name: str) -> None:
+    with benchmark(tmp_path, name, *LONG[name]) as started:
+        started.wait_for_descendants(lambda lines: has_started(name, lines))
+        started.signal(signal.SIGTERM)
+        code = started.wait()
+        assert_nothing_is_left(started, tmp_path)
+    assert code == (130 if name != "aggregation" else code), started.output
+    assert "Traceback" not in started.output
+
+
+def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
+    with benchmark(tmp_path, "overhead", "--", "--algorithms", "somebody.elses:*") as started:
+        assert started.wait() == 1
+        assert_nothing_is_left(started, tmp_path)
+    assert re.search(r"The client worker-0\d has declined the run overhead: .*Nudge", started.output)
+    assert "Traceback" not in started.output
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "sentence"),
+    [
+        ("overhead", "worker", r"worker-0\d ended early \(exit code -9\)"),
+        ("polling", "server", r"A client has lost the coordinator: \w+"),
+        ("simulation", "pool", r"A process of the engine `processes` ended early"),
+    ],
+)
+def test_a_killed_process_ends_it_with_a_message(tmp_path: Path, name: str, role: str, sentence: str) -> None:
+    with benchmark(tmp_path, name, *LONG[name]) as started:
+        found = started.wait_for_descendants(lambda lines: has_started(name, lines))
+        next(process for process in found if roles([process.cmdline()]) == [role]).kill()
+        assert started.wait() == 1, started.output
+        assert_nothing_is_left(started, tmp_path)
+    assert re.search(sentence, started.output)
