@@ -54,7 +54,7 @@ class MarkedProcess:
             found = [process for process in self.alive() if process.pid != self._process.pid]
             if enough([_command_line(process) for process in found]):
                 return found
-            assert self._process.poll() is None, self.wait()
+            assert self._process.poll() is None, (self.wait(), self.output)
             time.sleep(0.05)
         raise AssertionError(f"its processes did not start: {self.output}")
 
@@ -63,7 +63,11 @@ class MarkedProcess:
 
     def wait(self, seconds: float = 200.0) -> int:
         """Its exit code; ``output`` is complete then."""
-        self.output += self._process.communicate(timeout=seconds)[0].decode()
+        try:
+            self.output += self._process.communicate(timeout=seconds)[0].decode()
+        except subprocess.TimeoutExpired as late:
+            alive = [_command_line(process) for process in self.alive()]
+            raise AssertionError(f"it did not end: {self.output}{late.output}, {alive}") from late
         return self._process.returncode
 
     def alive(self) -> list[psutil.Process]:
