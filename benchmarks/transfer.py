@@ -94,9 +94,9 @@ def _upload(url: str, written: wire.Written) -> float:
         for name, client in (("first", first), ("second", second)):
             client.authenticate(client.register(JOIN_TOKEN, Registration(name=name)).token)
             client.enrol("transfer", EnrolmentRequest(task=TASK, examples=10, classes=CLASSES))
-        assignment, waiting = first.work(10)
+        assignment = first.work(10)
         if not isinstance(assignment, Train):
-            raise Failed(f"The first client was not asked to train: {assignment or waiting}")
+            raise Failed(f"The first client was not asked to train: {assignment}")
         report = UpdateReport(attempt=assignment.attempt, steps=1, examples=10)
         begin = time.perf_counter()
         receipt = first.upload("transfer", assignment.round, report, written.path, written.digest)

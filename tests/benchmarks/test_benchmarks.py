@@ -31,7 +31,7 @@ LONG = {  # without an end of its own, short to start
     "overhead": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
     "transfer": ("--mib", "2048"),
-    "simulation": ("--rounds", "1000000"),
+    "simulation": ("--rounds", "100000"),
 }
 
 
