@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.command import Failed
-from feddisco.admin import Admin
+from feddisco.admin import AdminClient
 from feddisco.demo import Processes
 from shared.schemas import RunStatus, RunView
 from worker.diagnose import diagnose
@@ -32,7 +32,7 @@ class Deployment:
 
     processes: Processes
     url: str
-    admin: Admin
+    admin: AdminClient
 
     def start_worker(self, name: str, *flags: str) -> None:
         state = str(self.processes.folder / name)
@@ -84,7 +84,7 @@ def deployment(folder: Path, database_url: str | None = None) -> Iterator[Deploy
     url = f"http://{HOST}:{port}"
     try:
         processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-        with Admin(url, token=ADMIN_TOKEN) as admin:
+        with AdminClient(url, token=ADMIN_TOKEN) as admin:
             running = Deployment(processes, url, admin)
             running.wait_until_ready()
             yield running

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.command import Failed, machine, parse, print_result
 from benchmarks.deployment import Deployment, deployment
-from feddisco.admin import run_request
+from feddisco.admin import make_run_request
 from shared.config import RunConfig
 from shared.schemas import RoundView, RunStatus
 
@@ -69,7 +69,7 @@ def measure(
 ) -> dict[str, Any]:
     flags = ("--task", TASK, "--algorithms", ALGORITHM, *worker_flags)
     with deployment(folder, database_url) as running:
-        running.admin.create(run_request(running.admin, _config(large, rounds, workers)))
+        running.admin.create(make_run_request(running.admin, _config(large, rounds, workers)))
         for number in range(workers):
             running.start_worker(f"worker-{number:02}", *flags)
         views, first, last = _follow(running)

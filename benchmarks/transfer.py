@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.command import Failed, machine, parse, print_result
 from benchmarks.deployment import JOIN_TOKEN, deployment
-from feddisco.admin import Admin
+from feddisco.admin import AdminClient
 from shared import wire
 from shared.config import RunConfig
 from shared.schemas import (
@@ -36,7 +36,7 @@ from shared.schemas import (
     Train,
     UpdateReport,
 )
-from worker.client import Coordinator
+from worker.client import CoordinatorClient
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 64 * MIB
@@ -70,7 +70,7 @@ def _file(path: Path, mib: int) -> tuple[wire.Written, tuple[TensorSpec, ...]]:
     return wire.write(path, {wire.MODEL: dict.fromkeys(names, tensor)}), manifest
 
 
-def _create(admin: Admin, written: wire.Written, manifest: tuple[TensorSpec, ...]) -> float:
+def _create(admin: AdminClient, written: wire.Written, manifest: tuple[TensorSpec, ...]) -> float:
     begin = time.perf_counter()
     admin.put_blob(written.path, written.digest)
     seconds = time.perf_counter() - begin
@@ -90,7 +90,7 @@ def _create(admin: Admin, written: wire.Written, manifest: tuple[TensorSpec, ...
 
 def _upload(url: str, written: wire.Written) -> float:
     """Two trainers enrol; the first sends its update. Seconds from the first byte to the receipt."""
-    with Coordinator(url) as first, Coordinator(url) as second:
+    with CoordinatorClient(url) as first, CoordinatorClient(url) as second:
         for name, client in (("first", first), ("second", second)):
             client.authenticate(client.register(JOIN_TOKEN, Registration(name=name)).token)
             client.enrol("transfer", EnrolmentRequest(task=TASK, examples=10, classes=CLASSES))

@@ -28,10 +28,10 @@ from shared.schemas import (
     RunView,
 )
 from shared.wire.digests import format_content_digest
-from worker.client import Coordinator, UnexpectedAnswer, trust
+from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
 from worker.diagnose import diagnose
 
-__all__ = ["Admin", "admin", "create_run", "download_model", "load_config", "run_request"]
+__all__ = ["AdminClient", "connect", "create_run", "download_model", "load_config", "make_run_request"]
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _RUNS = TypeAdapter(list[RunSummary])
@@ -39,8 +39,8 @@ _ROUNDS = TypeAdapter(list[RoundView])
 _CLIENTS = TypeAdapter(list[ClientView])
 
 
-class Admin(Coordinator):
-    """A :class:`worker.client.Coordinator` with the admin's calls."""
+class AdminClient(CoordinatorClient):
+    """A :class:`worker.client.CoordinatorClient` with the admin's calls."""
 
     def runs(self) -> list[RunSummary]:
         return _RUNS.validate_json(self._call("GET", "/runs").content)
@@ -80,11 +80,13 @@ class Admin(Coordinator):
 
 
 @contextmanager
-def admin(url: str, token_file: Path | None = None) -> Iterator[Admin]:
+def connect(url: str, token_file: Path | None = None) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
     url, settings = url.rstrip("/"), ConsoleSettings()
     try:
-        with Admin(url, token=settings.token(token_file), verify=trust(settings.ca_file)) as client:
+        with AdminClient(
+            url, token=settings.token(token_file), verify=load_trust(settings.ca_file)
+        ) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise InvalidConfiguration(
@@ -111,21 +113,25 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
     try:
         return RunConfig.model_validate(document | changes)
     except ValidationError as error:
-        raise InvalidConfiguration(f"The configuration {path} is not valid: {_faults(error)}.") from None
+        raise InvalidConfiguration(
+            f"The configuration {path} is not valid: {_describe_faults(error)}."
+        ) from None
 
 
-def _faults(error: ValidationError) -> str:
+def _describe_faults(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']} (received {fault['input']!r:.80})"
         for fault in error.errors()
     )
 
 
-def create_run(client: Admin, source: str, *, weights: Path | None = None, if_absent: bool = False) -> str:
+def create_run(
+    client: AdminClient, source: str, *, weights: Path | None = None, if_absent: bool = False
+) -> str:
     """Create a run from a configuration file; returns the sentence to print."""
     config = load_config(source)
     try:
-        view = client.create(run_request(client, config, weights))
+        view = client.create(make_run_request(client, config, weights))
     except NameTaken:
         if not if_absent:
             raise
@@ -133,7 +139,7 @@ def create_run(client: Admin, source: str, *, weights: Path | None = None, if_ab
     return f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
 
 
-def run_request(client: Admin, config: RunConfig, weights: Path | None = None) -> RunRequest:
+def make_run_request(client: AdminClient, config: RunConfig, weights: Path | None = None) -> RunRequest:
     """The request for a run; initial weights that the coordinator cannot build itself are uploaded first.
 
     ``weights``: a safetensors file with every tensor of the task's model. A task of one's own is built here,
@@ -161,7 +167,7 @@ def run_request(client: Admin, config: RunConfig, weights: Path | None = None) -
     )
 
 
-def download_model(client: Admin, run: str, out: Path, round: int | None) -> str:
+def download_model(client: AdminClient, run: str, out: Path, round: int | None) -> str:
     """Write a round's global model (the one that is scored) to ``out``; returns the sentence to print."""
     digest = client.run(run).model
     if round is not None:

@@ -21,8 +21,8 @@ from types import FrameType
 import httpx
 from rich.console import Console
 
-from feddisco.admin import Admin, load_config, run_request
-from feddisco.console import accuracy_table, follow, ledger_table, newest
+from feddisco.admin import AdminClient, load_config, make_run_request
+from feddisco.console import find_newest, follow, print_accuracy, print_ledger
 from feddisco.record import write_record
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -103,11 +103,11 @@ def run_demo(
             f"{source}: partition is missing, so the workers would not know how to share the data.",
             hint="Add a line like `partition: niid2:5+1`.",
         )
-    port = _free_port(port)
+    port = _choose_port(port)
     with ExitStack() as stack:
         stack.enter_context(raise_on_signals())
-        folder = _folder(stack, keep)
-        processes = Processes(folder, _environment(folder, database_url))
+        folder = _make_folder(stack, keep)
+        processes = Processes(folder, _make_environment(folder, database_url))
         stack.callback(processes.stop)
         try:
             return _train(processes, config, f"http://{HOST}:{port}", port, data, save)
@@ -128,15 +128,15 @@ def _train(
         part = ("--partition", "run", "--index", str(index))
         _start_worker(processes, url, f"client-{index + 1}", *task, *part)
     _start_worker(processes, url, "evaluator", *task, "--role", "evaluator")
-    with Admin(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
+    with AdminClient(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
         _wait_until_ready(processes, url)
-        client.create(run_request(client, config))
+        client.create(make_run_request(client, config))
         _console.print(f"Status page: [bold]{url}/runs/{config.name}[/bold]")
         status = follow(client, config.name, say=lambda line: _report(processes, line))
         if status is not RunStatus.COMPLETED:
             _console.print(f"The run is {status.value}: {client.run(config.name).reason}")
             return 1
-        _summary(client, config.name, time.monotonic() - began)
+        _print_summary(client, config.name, time.monotonic() - began)
         if save is not None:
             write_record(client, config.name, save)
     _keep_serving(url)
@@ -156,13 +156,13 @@ def _report(processes: Processes, line: str) -> None:
         )
 
 
-def _summary(client: Admin, run: str, seconds: float) -> None:
-    last = newest(client.rounds(run))
+def _print_summary(client: AdminClient, run: str, seconds: float) -> None:
+    last = find_newest(client.rounds(run))
     if last is None:
         return
-    ledger_table(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
+    print_ledger(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
     for evaluation in last.evaluations:
-        accuracy_table(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
+        print_accuracy(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
     _console.print(f"Final model sha256 {last.scored_model}")
     _console.print(f"{last.round} rounds in {seconds:.1f} s, start of all processes included.")
 
@@ -179,7 +179,7 @@ def _keep_serving(url: str) -> None:
 # ---------------------------------------------------------------- surroundings
 
 
-def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
+def _make_environment(folder: Path, database_url: str | None) -> dict[str, str]:
     """Settings of the children. Tokens go through the environment: ``ps`` shows arguments."""
     environment = {
         "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
@@ -195,7 +195,7 @@ def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
     return environment
 
 
-def _free_port(port: int) -> int:
+def _choose_port(port: int) -> int:
     """The port itself if it can be listened on; for 0 a free one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,7 +209,7 @@ def _free_port(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _folder(stack: ExitStack, keep: Path | None) -> Path:
+def _make_folder(stack: ExitStack, keep: Path | None) -> Path:
     """The folder for everything the demo writes; a temporary one unless it is to be kept."""
     try:
         if keep is not None:

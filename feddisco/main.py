@@ -248,46 +248,46 @@ def run_create(
     admin_token_file: TokenFile = None,
 ) -> None:
     """Create a run; workers that have its task enrol by themselves."""
-    from feddisco.admin import admin, create_run
+    from feddisco.admin import connect, create_run
 
-    with admin(url, admin_token_file) as client:
+    with connect(url, admin_token_file) as client:
         typer.echo(create_run(client, config, weights=weights, if_absent=if_absent))
 
 
 @run_app.command("list")
 def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
     """List all runs."""
-    from feddisco.admin import admin
-    from feddisco.console import runs_table
+    from feddisco.admin import connect
+    from feddisco.console import print_runs
 
-    with admin(url, admin_token_file) as client:
-        runs_table(client.runs())
+    with connect(url, admin_token_file) as client:
+        print_runs(client.runs())
 
 
 @run_app.command("show")
 def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
     """Show a run: state, enrolments, accuracy, the newest ledger."""
-    from feddisco.admin import admin
-    from feddisco.console import run_page
+    from feddisco.admin import connect
+    from feddisco.console import print_run
 
-    with admin(url, admin_token_file) as client:
-        run_page(client.run(run), client.rounds(run))
+    with connect(url, admin_token_file) as client:
+        print_run(client.run(run), client.rounds(run))
 
 
 @run_app.command("watch")
 def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
     """Follow a run until it ends; the exit code is 0 only if it completed."""
-    from feddisco.admin import admin
+    from feddisco.admin import connect
     from feddisco.console import follow
 
-    with admin(url, admin_token_file) as client:
+    with connect(url, admin_token_file) as client:
         raise typer.Exit(0 if follow(client, run) == "completed" else 1)
 
 
 def _control(action: str, run: str, url: str, token_file: Path | None, reason: str = "") -> None:
-    from feddisco.admin import admin
+    from feddisco.admin import connect
 
-    with admin(url, token_file) as client:
+    with connect(url, token_file) as client:
         view = client.control(run, action, reason)
         typer.echo(f"{view.run} is {view.status.value}. {view.waiting_for}".strip())
 
@@ -325,9 +325,9 @@ def run_model(
     admin_token_file: TokenFile = None,
 ) -> None:
     """Download a global model."""
-    from feddisco.admin import admin, download_model
+    from feddisco.admin import connect, download_model
 
-    with admin(url, admin_token_file) as client:
+    with connect(url, admin_token_file) as client:
         typer.echo(download_model(client, run, out, round))
 
 
@@ -346,9 +346,9 @@ def clients_invite(
     admin_token_file: TokenFile = None,
 ) -> None:
     """Make a join code. It is shown once: mail it to the sites."""
-    from feddisco.admin import admin
+    from feddisco.admin import connect
 
-    with admin(url, admin_token_file) as client:
+    with connect(url, admin_token_file) as client:
         token = client.invite(uses, None if days is None else int(days * 86400))
         until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
         clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
@@ -359,19 +359,19 @@ def clients_invite(
 @clients_app.command("list")
 def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
     """List registered clients."""
-    from feddisco.admin import admin
-    from feddisco.console import clients_table
+    from feddisco.admin import connect
+    from feddisco.console import print_clients
 
-    with admin(url, admin_token_file) as client:
-        clients_table(client.clients())
+    with connect(url, admin_token_file) as client:
+        print_clients(client.clients())
 
 
 @clients_app.command("revoke")
 def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
     """Revoke a client's token; it leaves its runs at once."""
-    from feddisco.admin import admin
+    from feddisco.admin import connect
 
-    with admin(url, admin_token_file) as client:
+    with connect(url, admin_token_file) as client:
         client.revoke(client_id)
         typer.echo(f"{client_id} is revoked.")
 

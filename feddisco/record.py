@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from feddisco.admin import Admin
+from feddisco.admin import AdminClient
 from shared.schemas import RoundStatus, RoundView
 
 __all__ = ["write_record"]
@@ -18,7 +18,7 @@ _NOT_KEPT = {"status", "progress", "heartbeat_at", "uploaded_at", "update"}
 """Of a ledger row: what concerns the moment, or a file that is not in the document."""
 
 
-def write_record(client: Admin, run: str, path: Path) -> None:
+def write_record(client: AdminClient, run: str, path: Path) -> None:
     """Write what the pages show of ``run`` to ``path``."""
     view = client.run(run)
     rounds = sorted(client.rounds(run), key=lambda one: (one.round, one.attempt))
@@ -30,13 +30,13 @@ def write_record(client: Admin, run: str, path: Path) -> None:
         | {"python": platform.python_version()},
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
         "model": view.model,
-        "rounds": [_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
+        "rounds": [_describe_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _round(view: RoundView) -> dict[str, Any]:
+def _describe_round(view: RoundView) -> dict[str, Any]:
     scores = [
         {"client": one.client, "loss": one.loss, "accuracy": one.accuracy, "per_category": one.per_category}
         for one in view.evaluations

@@ -26,12 +26,12 @@ def replay_round(settings: Settings, run: str, number: int) -> tuple[bool, str]:
     """
     engine = make_engine(settings.database)
     try:
-        return _replayed(Store(engine), BlobStore(settings.data_folder / "blobs"), run, number)
+        return _replay(Store(engine), BlobStore(settings.data_folder / "blobs"), run, number)
     finally:
         engine.dispose()
 
 
-def _replayed(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool, str]:
+def _replay(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool, str]:
     view = store.round_view(run, number)
     if view.status is not RoundStatus.COMPLETED:
         raise IllegalTransition(
@@ -40,7 +40,7 @@ def _replayed(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bo
         )
     given = store.aggregation_input(run, number, view.attempt)
     with tempfile.TemporaryDirectory(prefix="feddisco-replay-") as folder:
-        model, scored = _recomputed(given, blobs, Path(folder))
+        model, scored = _recompute(given, blobs, Path(folder))
     same = (model, scored) == (view.model, view.scored_model)
     sentence = f"Round {number} of {run}, from {len(given.updates)} stored updates: model {model}, " + (
         "the same as stored." if same else f"stored was {view.model}: NOT the same."
@@ -48,16 +48,16 @@ def _replayed(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bo
     return same, sentence
 
 
-def _recomputed(given: AggregationInput, blobs: BlobStore, folder: Path) -> tuple[str | None, str | None]:
+def _recompute(given: AggregationInput, blobs: BlobStore, folder: Path) -> tuple[str | None, str | None]:
     """Digests of the model to send and the model to score; None for a round without weight."""
 
-    def verified(digest: str) -> Path:
+    def fetch_verified(digest: str) -> Path:
         blobs.verify(digest)
         return blobs.path(digest)
 
     for update in given.updates:
         _check_kept(given, update, blobs)
-    made = close_stored(given, given.updates, verified, folder).made
+    made = close_stored(given, given.updates, fetch_verified, folder).made
     return (None, None) if made is None else (made.model.digest, made.scored.digest)
 
 

@@ -37,7 +37,7 @@ from shared.schemas import (
 )
 from shared.wire.digests import format_content_digest
 
-__all__ = ["Coordinator", "UnexpectedAnswer", "trust"]
+__all__ = ["CoordinatorClient", "UnexpectedAnswer", "load_trust"]
 
 _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
@@ -66,7 +66,7 @@ class UnexpectedAnswer(Exception):
         self.what = what
 
 
-def trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+def load_trust(ca_file: Path | None) -> ssl.SSLContext | bool:
     """What server certificates are checked against: the given PEM file alone, or the usual authorities.
 
     Raises :class:`shared.problems.InvalidConfiguration` if the file holds no certificate.
@@ -82,7 +82,7 @@ def trust(ca_file: Path | None) -> ssl.SSLContext | bool:
         ) from error
 
 
-class Coordinator:
+class CoordinatorClient:
     """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
 
     ``transport`` replaces the network (a test's, or an application in process); proxies are taken from
@@ -221,18 +221,20 @@ class Coordinator:
             },
             timeout=httpx.Timeout(30.0, read=180.0),  # the coordinator checks every value before it answers
         )
-        return _parsed(Receipt, _checked(response))
+        return _parse(Receipt, _check(response))
 
     # ------------------------------------------------------------ the border
 
-    def _call(self, method: str, path: str, *, body: BaseModel | None = None, **more: Any) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, *, body: BaseModel | None = None, **options: Any
+    ) -> httpx.Response:
         if body is not None:
-            more["content"] = body.model_dump_json()
-            more["headers"] = {"Content-Type": "application/json", **more.get("headers", {})}
-        return _checked(self._http.request(method, quote(path), **more))
+            options["content"] = body.model_dump_json()
+            options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
+        return _check(self._http.request(method, quote(path), **options))
 
-    def _json(self, kind: type[Answer], method: str, path: str, **more: Any) -> Answer:
-        return _parsed(kind, self._call(method, path, **more))
+    def _json(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
+        return _parse(kind, self._call(method, path, **options))
 
 
 def _hash(path: Path) -> Any:
@@ -246,12 +248,12 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _checked(response: httpx.Response) -> httpx.Response:
+def _check(response: httpx.Response) -> httpx.Response:
     _raise_for_refusal(response)
     return response
 
 
-def _parsed(kind: type[Answer], response: httpx.Response) -> Answer:
+def _parse(kind: type[Answer], response: httpx.Response) -> Answer:
     try:
         return kind.model_validate_json(response.content)
     except ValidationError as error:

@@ -35,20 +35,20 @@ def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Di
     ``registering`` tells the join code's refusal from that of the worker's own token.
     """
     if isinstance(error, problems.Problem):
-        return _refusal(error, url, registering)
+        return _diagnose_refusal(error, url, registering)
     if isinstance(error, UnexpectedAnswer):
-        return _foreign_answer(error, url)
+        return _diagnose_answer(error, url)
     if isinstance(error, httpx.HTTPError):
-        return _network(error, url)
+        return _diagnose_network(error, url)
     if isinstance(error, OSError):
-        return _local(error)
+        return _diagnose_local(error)
     return Diagnosis(f"Unexpected {type(error).__name__}: {error}")
 
 
 # ---------------------------------------------------------------- what the coordinator said
 
 
-def _refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
+def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
     if isinstance(error, problems.RevokedToken):
         return Diagnosis(
             f"The coordinator at {url} has revoked this client's token. Ask its operator; to join anew, "
@@ -71,7 +71,7 @@ def _refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
         isinstance(error, problems.InvalidConfiguration) and not error.remote
     )
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
-        return _local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
+        return _diagnose_local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
     if isinstance(error, problems.ServiceFault):
         return Diagnosis(f"The coordinator at {url} cannot answer now: {error}")
     if error.remote and isinstance(error, problems.InvalidRequest):
@@ -79,7 +79,7 @@ def _refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
     return Diagnosis(str(error), fatal)
 
 
-def _foreign_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
+def _diagnose_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
     if error.status in (502, 503, 504):
         return Diagnosis(
             f"A proxy answers at {url} (status {error.status}) but the coordinator behind it does not."
@@ -96,13 +96,13 @@ def _foreign_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
 # ---------------------------------------------------------------- what the network did
 
 
-def _network(error: httpx.HTTPError, url: str) -> Diagnosis:
+def _diagnose_network(error: httpx.HTTPError, url: str) -> Diagnosis:
     parts = urlsplit(url)
     host = parts.hostname or url
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    for cause in _chain(error):
+    for cause in _walk_causes(error):
         if isinstance(cause, ssl.SSLError):
-            return _tls(cause, url)
+            return _diagnose_tls(cause, url)
         if isinstance(cause, socket.gaierror):
             return Diagnosis(
                 f"The name {host} cannot be resolved. Check the spelling and this machine's DNS."
@@ -126,7 +126,7 @@ def _network(error: httpx.HTTPError, url: str) -> Diagnosis:
     return Diagnosis(broken)
 
 
-def _tls(cause: ssl.SSLError, url: str) -> Diagnosis:
+def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Diagnosis(
             f"The certificate of {url} is not trusted: {cause.verify_message}. If the coordinator uses its "
@@ -150,7 +150,7 @@ def _other_scheme(url: str) -> str:
 # ---------------------------------------------------------------- what this machine did
 
 
-def _local(error: OSError) -> Diagnosis:
+def _diagnose_local(error: OSError) -> Diagnosis:
     where = error.filename or "the state folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Diagnosis(f"There is no space left for {where}: free some, the worker goes on by itself.")
@@ -163,7 +163,7 @@ def _local(error: OSError) -> Diagnosis:
     return Diagnosis(f"{where}: {error.strerror or error}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _walk_causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

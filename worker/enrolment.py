@@ -10,14 +10,14 @@ from shared.device import describe
 from shared.discrepancy import discrepancy
 from shared.problems import IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
-from worker.faults import LocalFault, text
+from worker.faults import LocalFault, clip_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shared.data import Examples
     from shared.schemas import EnrolmentView, RunView
-    from worker.client import Coordinator
+    from worker.client import CoordinatorClient
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
@@ -51,7 +51,7 @@ def unsuitable(view: RunView, settings: WorkerSettings) -> str | None:
     return None
 
 
-def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswer:
+def enrol(view: RunView, site: Site, coordinator: CoordinatorClient) -> EnrolmentAnswer:
     """Enrol, or decline with a sentence.
 
     With a partition the number of examples depends on the index, so the lowest free one is asked for by
@@ -76,7 +76,7 @@ def enrol(view: RunView, site: Site, coordinator: Coordinator) -> EnrolmentAnswe
     except (Declined, LocalFault) as declined:
         site.forget(view.run)
         told = declined.told if isinstance(declined, Declined) else str(declined)
-        coordinator.decline(view.run, text(told))
+        coordinator.decline(view.run, clip_text(told))
         raise Declined(str(declined)) from declined
 
 
@@ -140,7 +140,11 @@ def _examples(local: LocalRun, site: Site, index: int | None) -> Examples:
 
 
 def submit_discrepancy(
-    assignment: SubmitDiscrepancy, local: LocalRun, index: int | None, site: Site, coordinator: Coordinator
+    assignment: SubmitDiscrepancy,
+    local: LocalRun,
+    index: int | None,
+    site: Site,
+    coordinator: CoordinatorClient,
 ) -> float:
     """Compute ``d_k`` from the local labels and submit it; returns it."""
     value = discrepancy(site.counts(local, index), assignment.target, assignment.metric)

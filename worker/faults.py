@@ -13,11 +13,11 @@ from shared.device import is_out_of_memory
 from shared.problems import InvalidConfiguration, Problem
 from worker.diagnose import diagnose
 
-__all__ = ["LocalFault", "local_faults", "reason", "text"]
+__all__ = ["LocalFault", "clip_text", "describe_fault", "local_faults"]
 
 
 class LocalFault(Exception):
-    """The message is the sentence for people, ``code`` the word for the kind (see :func:`reason`)."""
+    """The message is the sentence for people, ``code`` the word for the kind (see :func:`describe_fault`)."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -35,26 +35,26 @@ def local_faults(doing: str) -> Iterator[None]:
     except (Problem, OSError, LocalFault):
         raise
     except Exception as error:
-        code, sentence = reason(error)
+        code, sentence = describe_fault(error)
         raise LocalFault(code, f"{doing} failed: {sentence.removesuffix('.')}.") from error
 
 
-def reason(error: Exception) -> tuple[str, str]:
+def describe_fault(error: Exception) -> tuple[str, str]:
     """A code and a sentence for the coordinator's page; never a traceback, never a crash loop."""
     from shared.training import Diverged
 
     if isinstance(error, Diverged | LocalFault | InvalidConfiguration):
         return error.code, str(error)
     if is_out_of_memory(error):
-        _free()
+        _free_memory()
         hint = "Lower local.batch_size, or use another device."
-        return "out_of_memory", f"Memory ran out ({text(str(error), 200)}). {hint}"
+        return "out_of_memory", f"Memory ran out ({clip_text(str(error), 200)}). {hint}"
     if isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError)):
         return "storage_error", diagnose(error, "").sentence
     return "training_error", f"{type(error).__name__}: {error}"
 
 
-def _free() -> None:
+def _free_memory() -> None:
     import torch
 
     gc.collect()
@@ -62,6 +62,6 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def text(sentence: str, longest: int = 1000) -> str:
+def clip_text(sentence: str, longest: int = 1000) -> str:
     """What the API takes as text."""
     return sentence.replace("\x00", "")[:longest]

@@ -11,7 +11,7 @@ import httpx
 
 from shared.problems import Problem
 from shared.schemas import Progress, Train
-from worker.client import Coordinator, UnexpectedAnswer
+from worker.client import CoordinatorClient, UnexpectedAnswer
 
 if TYPE_CHECKING:
     from shared.training import TrainProgress
@@ -22,26 +22,26 @@ __all__ = ["Heartbeat"]
 class Heartbeat:
     """Tells the coordinator where a training stands, at most once a second.
 
-    ``closed`` becomes a sentence once the coordinator no longer wants this round's update; ``clock`` gives
-    seconds.
+    ``stop_reason`` becomes a sentence once the coordinator no longer wants this round's update. ``clock``
+    gives seconds.
     """
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: CoordinatorClient,
         assignment: Train,
         clock: Callable[[], float],
-        every_seconds: float = 1.0,
+        interval_seconds: float = 1.0,
     ) -> None:
         self._coordinator = coordinator
         self._assignment = assignment
         self._clock = clock
-        self._every = every_seconds
-        self._began = clock()
+        self._interval = interval_seconds
+        self._started_at = clock()
         self._progress = Progress(attempt=assignment.attempt)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self.closed: str | None = None
+        self.stop_reason: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +53,8 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join(timeout=1.0)  # a hanging request must not hold the update up
 
-    def note(self, progress: TrainProgress) -> None:
-        """Called after every step. A training that is over within ``every_seconds`` needs no thread."""
+    def update(self, progress: TrainProgress) -> None:
+        """Called after every step. A training that is over within ``interval_seconds`` needs no thread."""
         self._progress = Progress(
             attempt=self._assignment.attempt,
             epoch=progress.epoch,
@@ -63,14 +63,14 @@ class Heartbeat:
             steps=progress.steps,
             loss=progress.loss,
         )
-        if self._thread is None and self._clock() - self._began >= self._every:
+        if self._thread is None and self._clock() - self._started_at >= self._interval:
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._thread.start()
 
     def _beat(self) -> None:
-        while self.closed is None:
+        while self.stop_reason is None:
             self.send()
-            if self._ended.wait(self._every):
+            if self._ended.wait(self._interval):
                 return
 
     def send(self) -> None:
@@ -79,9 +79,9 @@ class Heartbeat:
             answer = self._coordinator.progress(self._assignment.run, self._assignment.round, self._progress)
         except Problem as problem:
             if problem.status in (404, 409):
-                self.closed = str(problem)
+                self.stop_reason = str(problem)
         except (httpx.HTTPError, UnexpectedAnswer):
             return
         else:
             if not answer.proceed:
-                self.closed = answer.reason or "the round is closed"
+                self.stop_reason = answer.reason or "the round is closed"

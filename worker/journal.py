@@ -31,7 +31,7 @@ from worker.state import set_aside, write_atomically
 if TYPE_CHECKING:
     from shared.algorithms.base import Groups
 
-__all__ = ["Entry", "FinishedUpdate", "Journal", "KeptState", "RunJournal"]
+__all__ = ["FinishedUpdate", "Journal", "JournalEntry", "KeptState", "RunJournal"]
 
 Warn = Callable[[str], None]
 _SLUG: TypeAdapter[Slug] = TypeAdapter(Slug)
@@ -52,7 +52,7 @@ class FinishedUpdate(Body):
     report: UpdateReport
 
 
-class Entry(Body):
+class JournalEntry(Body):
     """The newest round trained here. ``before`` is None until a first update has been taken."""
 
     round: int
@@ -74,7 +74,7 @@ class Journal:
         self._warn = warn
         self._open: dict[str, RunJournal] = {}
 
-    def run(self, run: str) -> RunJournal:
+    def open_run(self, run: str) -> RunJournal:
         if run not in self._open:
             self._open[run] = RunJournal(self._folder / _SLUG.validate_python(run), self._warn)
         return self._open[run]
@@ -94,13 +94,13 @@ class RunJournal:
         self._blobs = folder / "blobs"
         self._verified: set[str] = set()
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._entry = self._read()
+        self._entry = self._read_entry()
         self._sweep()
 
-    def _read(self) -> Entry | None:
+    def _read_entry(self) -> JournalEntry | None:
         path = self.folder / "entry.json"
         try:
-            return Entry.model_validate_json(path.read_bytes())
+            return JournalEntry.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError:
@@ -109,17 +109,17 @@ class RunJournal:
 
     # ------------------------------------------------------------ before training
 
-    def finished(self, assignment: Train) -> FinishedUpdate | None:
+    def find_finished(self, assignment: Train) -> FinishedUpdate | None:
         """The update that this very round's training has made already, if its bytes are still good."""
         entry = self._entry
         if entry is None or (entry.round, entry.attempt) != (assignment.round, assignment.attempt):
             return None
-        if self._intact(entry.update.file, entry.update.digest):
+        if self._is_intact(entry.update.file, entry.update.digest):
             return entry.update
         self._warn(f"the finished update of round {entry.round} is damaged; the round is trained again.")
         return None
 
-    def kept(self, assignment: Train) -> KeptState | None:
+    def find_kept(self, assignment: Train) -> KeptState | None:
         """The state from which this assignment's training starts; None at the first participation."""
         entry, aggregated = self._entry, assignment.last_aggregated_round
         if entry is None:
@@ -135,23 +135,23 @@ class RunJournal:
                 "the folder is an old copy, what the algorithm keeps between rounds is out of date."
             )
         state = entry.after if aggregated == entry.round else entry.before
-        if state is None or state.file is None or self._intact(state.file, state.digest):
+        if state is None or state.file is None or self._is_intact(state.file, state.digest):
             return state
         self._warn(
             f"{self.folder / state.file} is damaged; what the algorithm keeps starts from nothing again."
         )
         return None
 
-    def read(self, state: KeptState | None) -> Groups:
+    def read_kept(self, state: KeptState | None) -> Groups:
         """The kept tensors by group, in memory."""
         if state is None or state.file is None:
             return {}
         path = self.folder / state.file
         return {group: wire.read_group(path, group, names) for group, names in state.groups.items()}
 
-    def _intact(self, name: str, digest: str) -> bool:
+    def _is_intact(self, name: str, digest: str) -> bool:
         """Hashes a file the first time that it is used in this process."""
-        if name not in self._verified and _digest(self.folder / name) == digest:
+        if name not in self._verified and _hash_file(self.folder / name) == digest:
             self._verified.add(name)
         return name in self._verified
 
@@ -167,7 +167,7 @@ class RunJournal:
         finished = FinishedUpdate(
             file=written.path.name, digest=written.digest, bytes=written.bytes, report=report
         )
-        entry = Entry(
+        entry = JournalEntry(
             round=assignment.round, attempt=assignment.attempt, update=finished, before=before, after=after
         )
         keeps = after.file is not None or (before is not None and before.file is not None)
@@ -192,10 +192,10 @@ class RunJournal:
 
     # ------------------------------------------------------------ downloaded blobs
 
-    def blob(self, digest: Digest, fetch: Callable[[str, Path], int]) -> Path:
+    def fetch_blob(self, digest: Digest, fetch: Callable[[str, Path], int]) -> Path:
         """The blob's file; ``fetch(digest, path)`` brings it if it isn't here already."""
         path = self._blobs / digest
-        if digest not in self._verified and _digest(path) != digest:
+        if digest not in self._verified and _hash_file(path) != digest:
             fetch(digest, path)
         self._verified.add(digest)
         return path
@@ -208,7 +208,7 @@ class RunJournal:
                 self._verified.discard(path.name)
 
 
-def _digest(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     try:
         return digest_of(path)
     except FileNotFoundError:

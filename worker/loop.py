@@ -23,14 +23,14 @@ from worker.faults import LocalFault
 
 if TYPE_CHECKING:
     from shared.schemas import Assignment, EnrolmentView, RunView
-    from worker.client import Coordinator
+    from worker.client import CoordinatorClient
     from worker.journal import Journal
     from worker.progress import Reporter
     from worker.round_work import RoundWork
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
-__all__ = ["FAULTS", "Patience", "Refused", "Worker"]
+__all__ = ["FAULTS", "Backoff", "Refused", "Worker"]
 
 FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
 """What a call or a local file may raise in normal life."""
@@ -47,16 +47,16 @@ class Refused(Exception):
 
 
 @dataclass
-class Patience:
+class Backoff:
     """Exponential backoff with full jitter: the n-th delay is uniform in [0, min(30, 0.5 * 2**n)] seconds."""
 
     url: str
     reporter: Reporter
-    draws: random.Random
+    rng: random.Random
     sleep: Callable[[float], None] = time.sleep
     failures: int = 0
 
-    def until_done(self, action: Callable[[], Result], *, registering: bool = False) -> Result:
+    def retry(self, action: Callable[[], Result], *, registering: bool = False) -> Result:
         """Repeat ``action`` until it succeeds; says what it waits for, once a change.
 
         Raises:
@@ -67,12 +67,12 @@ class Patience:
             try:
                 result = action()
             except FAULTS as error:
-                self.after(error, registering=registering)
+                self.wait_after(error, registering=registering)
             else:
                 self.failures = 0
                 return result
 
-    def after(self, error: Exception, *, registering: bool = False) -> None:
+    def wait_after(self, error: Exception, *, registering: bool = False) -> None:
         """Wait after a fault, or raise if waiting does not help."""
         if isinstance(error, InvalidConfiguration) and not error.remote:
             raise error
@@ -83,9 +83,9 @@ class Patience:
         )
         if found.fatal:
             raise Refused(found.sentence) from error
-        self.reporter.waiting(f"{found.sentence} Trying again.")
+        self.reporter.say_waiting(f"{found.sentence} Trying again.")
         self.sleep(
-            self.draws.uniform(0.0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**self.failures))
+            self.rng.uniform(0.0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**self.failures))
         )
         self.failures = min(self.failures + 1, 16)
 
@@ -98,11 +98,11 @@ class Worker:
         *,
         client: str,
         settings: WorkerSettings,
-        coordinator: Coordinator,
+        coordinator: CoordinatorClient,
         journal: Journal,
         site: Site,
         rounds: RoundWork,
-        patience: Patience,
+        backoff: Backoff,
         reporter: Reporter,
     ) -> None:
         self._client = client
@@ -111,7 +111,7 @@ class Worker:
         self._journal = journal
         self._site = site
         self._rounds = rounds
-        self._patience = patience
+        self._backoff = backoff
         self._reporter = reporter
         self._indexes: dict[str, int | None] = {}
         self._done = False
@@ -119,11 +119,11 @@ class Worker:
     def run(self) -> None:
         """Work until a run has ended and the settings say to leave then; otherwise for ever.
 
-        Raises what :meth:`Patience.until_done` raises.
+        Raises what :meth:`Backoff.retry` raises.
         """
-        self._patience.until_done(self._reconsider)
+        self._backoff.retry(self._reconsider)
         while not self._done:
-            self._patience.until_done(self._once)
+            self._backoff.retry(self._poll)
 
     def _reconsider(self) -> None:
         """Enrol in open runs that this client declined before: since then its settings may have changed."""
@@ -131,53 +131,53 @@ class Worker:
             if summary.status.is_terminal or summary.task != self._settings.task:
                 continue
             view = self._coordinator.run(summary.run)
-            if self._declined(view):
+            if self._has_declined(view):
                 try:
                     self._enrol(view)
                 except Conflict as refused:  # later than it can be joined
                     self._reporter.say(f"{view.run}: {refused}")
 
-    def _declined(self, view: RunView) -> bool:
-        mine = self._mine(view)
-        return mine is not None and mine.status is EnrolmentStatus.DECLINED
+    def _has_declined(self, view: RunView) -> bool:
+        enrolment = self._find_enrolment(view)
+        return enrolment is not None and enrolment.status is EnrolmentStatus.DECLINED
 
-    def _mine(self, view: RunView) -> EnrolmentView | None:
+    def _find_enrolment(self, view: RunView) -> EnrolmentView | None:
         return next((row for row in view.enrolments if row.client == self._client), None)
 
-    def _once(self) -> None:
+    def _poll(self) -> None:
         began = time.monotonic()
         assignment = self._coordinator.work(self._settings.wait_seconds)
         if not isinstance(assignment, Wait):
             self._act(assignment)
             return
-        self._reporter.waiting(assignment.reason or "Waiting for work.")
+        self._reporter.say_waiting(assignment.reason or "Waiting for work.")
         if time.monotonic() - began < min(SHORTEST_POLL_SECONDS, self._settings.wait_seconds):
-            self._patience.sleep(self._patience.draws.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
+            self._backoff.sleep(self._backoff.rng.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
 
     def _act(self, assignment: Assignment) -> None:
         match assignment:
             case Enrol():
                 self._enrol(self._coordinator.run(assignment.run))
             case SubmitDiscrepancy():
-                local = self._local(assignment.run)
+                local = self._get_run(assignment.run)
                 index = self._indexes.get(assignment.run)
                 value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
                 self._reporter.say(f"{assignment.run}: submitted the discrepancy {value:.4f}, once")
             case Train():
                 self._train(assignment)
             case Evaluate():
-                local = self._local(assignment.run)
-                self._rounds.evaluate(assignment, local, self._journal.run(assignment.run))
+                local = self._get_run(assignment.run)
+                self._rounds.evaluate(assignment, local, self._journal.open_run(assignment.run))
             case Finished():
                 self._finish(assignment)
 
     def _train(self, assignment: Train) -> None:
         try:
-            local = self._local(assignment.run)
+            local = self._get_run(assignment.run)
         except LocalFault as fault:
             self._rounds.give_up(assignment, fault.code, str(fault))
             return
-        self._rounds.train(assignment, local, self._journal.run(assignment.run))
+        self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
 
     def _enrol(self, view: RunView) -> None:
         try:
@@ -189,14 +189,14 @@ class Worker:
         part = "" if answer.index is None else f" as number {answer.index}"
         self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
 
-    def _local(self, run: str) -> LocalRun:
+    def _get_run(self, run: str) -> LocalRun:
         """What this site knows of the run; after a restart it is asked for and built again."""
         known = self._site.known(run)
         if known is not None and run in self._indexes:
             return known
         view = self._coordinator.run(run)
-        mine = self._mine(view)
-        self._indexes[run] = mine.index if mine is not None else None
+        enrolment = self._find_enrolment(view)
+        self._indexes[run] = enrolment.index if enrolment is not None else None
         return known or self._site.take_up(view)
 
     def _finish(self, assignment: Finished) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from shared.problems import InvalidConfiguration
 from shared.schemas import PROTOCOL, Registration
-from worker.client import Coordinator, trust
-from worker.loop import Patience, Refused, Worker
+from worker.client import CoordinatorClient, load_trust
+from worker.loop import Backoff, Refused, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
-from worker.state import StoredCredential, held, read_credential, token_to_register, write_credential
+from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +38,7 @@ def run(
     reporter = Reporter(stream or sys.stderr, lambda: dt.datetime.now(dt.UTC))
     shutdown = Shutdown()
     try:
-        with shutdown.listening(), held(settings.state, slots=settings.state_slots) as folder:
+        with shutdown.handle_signals(), lock_folder(settings.state, slots=settings.state_slots) as folder:
             _work(settings, folder, reporter, shutdown, transport)
     except ShutdownRequested:
         reporter.say("Stopped as asked; started again, this worker goes on where it was.")
@@ -62,16 +62,18 @@ def _work(
         raise InvalidConfiguration(
             "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
         )
-    patience = Patience(settings.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    with Coordinator(settings.url, verify=trust(settings.ca_file), transport=transport) as coordinator:
-        credential = _credential(settings, folder, coordinator, patience)
+    backoff = Backoff(settings.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
+    with CoordinatorClient(
+        settings.url, verify=load_trust(settings.ca_file), transport=transport
+    ) as coordinator:
+        credential = _obtain_credential(settings, folder, coordinator, backoff)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
-        _worker(credential.client, settings, folder, coordinator, patience, reporter, shutdown).run()
+        _make_worker(credential.client, settings, folder, coordinator, backoff, reporter, shutdown).run()
 
 
-def _credential(
-    settings: WorkerSettings, folder: Path, coordinator: Coordinator, patience: Patience
+def _obtain_credential(
+    settings: WorkerSettings, folder: Path, coordinator: CoordinatorClient, backoff: Backoff
 ) -> StoredCredential:
     """The credential of an earlier start, or a new one for the join code."""
     url = settings.url or ""
@@ -89,20 +91,20 @@ def _credential(
             f"this worker is not registered at {url} yet, and no join code is given.",
             hint="Ask the coordinator's operator for one; set FEDDISCO_JOIN_TOKEN or pass --join-token-file.",
         )
-    token = token_to_register(folder, url, settings.name)
-    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_version(), token=token)
-    given = patience.until_done(lambda: coordinator.register(join_code, registration), registering=True)
+    token = prepare_token(folder, url, settings.name)
+    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_read_version(), token=token)
+    given = backoff.retry(lambda: coordinator.register(join_code, registration), registering=True)
     credential = StoredCredential(url=url, client=given.client, token=given.token)
     write_credential(folder, credential)
     return credential
 
 
-def _worker(
+def _make_worker(
     client: str,
     settings: WorkerSettings,
     folder: Path,
-    coordinator: Coordinator,
-    patience: Patience,
+    coordinator: CoordinatorClient,
+    backoff: Backoff,
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Worker:
@@ -121,12 +123,12 @@ def _worker(
         journal=Journal(folder, reporter.say),
         site=site,
         rounds=RoundWork(coordinator, site, reporter, shutdown, time.perf_counter),
-        patience=patience,
+        backoff=backoff,
         reporter=reporter,
     )
 
 
-def _version() -> str:
+def _read_version() -> str:
     """This program's version, as told at registration."""
     from importlib.metadata import PackageNotFoundError, version
 

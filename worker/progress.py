@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from shared.training import TrainProgress
 
-__all__ = ["Reporter", "size"]
+__all__ = ["Reporter", "format_size"]
 
 Show = Callable[["TrainProgress"], None]
 
@@ -29,21 +29,21 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line about something that happened."""
         self._waiting_for = ""
-        self._line(text)
+        self._write_line(text)
 
-    def waiting(self, text: str) -> None:
+    def say_waiting(self, text: str) -> None:
         """What is being waited for: a line only if it is another sentence than the last one."""
         if text and text != self._waiting_for:
-            self._line(text)
+            self._write_line(text)
             self._waiting_for = text
 
-    def _line(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         moment = self._now().astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         self._stream.write(f"{moment}  {text}\n")
         self._stream.flush()
 
     @contextmanager
-    def training(self, title: str) -> Iterator[Show]:
+    def show_training(self, title: str) -> Iterator[Show]:
         """A bar for one round's training; nothing where there is no terminal."""
         if not self._terminal:
             yield lambda _: None
@@ -69,10 +69,10 @@ class Reporter:
             yield show
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes for people.
 
-    >>> size(532), size(248_024), size(44_880_528)
+    >>> format_size(532), format_size(248_024), format_size(44_880_528)
     ('532 B', '248.0 kB', '44.9 MB')
     """
     if count < 1000:

@@ -13,9 +13,9 @@ from shared.schemas import Failure, UpdateReport
 from shared.training import LocalResult, Stopped, train
 from shared.training.evaluation import evaluate
 from shared.wire.tensors import load_into
-from worker.faults import local_faults, reason, text
+from worker.faults import clip_text, describe_fault, local_faults
 from worker.heartbeat import Heartbeat
-from worker.progress import size
+from worker.progress import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shared.data import Examples
     from shared.schemas import Evaluate, Metrics, Train
     from shared.training import TrainProgress
-    from worker.client import Coordinator
+    from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
     from worker.progress import Reporter
     from worker.shutdown import Shutdown
@@ -57,7 +57,7 @@ class _Job:
 class RoundWork:
     """The parts that a round needs; it remembers nothing (what must be remembered is in the journal)."""
 
-    coordinator: Coordinator
+    coordinator: CoordinatorClient
     site: Site
     reporter: Reporter
     shutdown: Shutdown
@@ -67,14 +67,14 @@ class RoundWork:
 
     def train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
         """Answer a train assignment: with an update, or with a failure that says why there is none."""
-        update = journal.finished(assignment)
+        update = journal.find_finished(assignment)
         if update is not None:
             self.reporter.say(f"{_title(assignment)}: trained already, sending the finished update again")
         else:
             job = self._prepared(assignment, local, journal, self._fetched(assignment, journal))
             if job is None:
                 return
-            with self.shutdown.deferred():
+            with self.shutdown.defer():
                 update = self._trained(job, journal)
         if update is not None:
             self._send(assignment, update, journal)
@@ -83,7 +83,7 @@ class RoundWork:
         """Download what the round starts from, and remove what older rounds started from."""
         wanted = {digest for digest in (assignment.model, assignment.broadcast) if digest is not None}
         journal.keep_only(wanted)
-        return {digest: journal.blob(digest, self.coordinator.download) for digest in sorted(wanted)}
+        return {digest: journal.fetch_blob(digest, self.coordinator.download) for digest in sorted(wanted)}
 
     def _prepared(
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
@@ -94,12 +94,12 @@ class RoundWork:
                 assignment=assignment,
                 local=local,
                 examples=self.site.training_examples(local, assignment.index),
-                before=journal.kept(assignment),
+                before=journal.find_kept(assignment),
                 model=paths[assignment.model],
                 broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
             )
         except Exception as error:
-            self.give_up(assignment, *reason(error))
+            self.give_up(assignment, *describe_fault(error))
             return None
 
     def _trained(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
@@ -114,12 +114,12 @@ class RoundWork:
                 job.assignment, job.before, result.tensors, result.kept, _report(job, result)
             )
         except Exception as error:
-            self.give_up(job.assignment, *reason(error))
+            self.give_up(job.assignment, *describe_fault(error))
             return None
 
     def _tell_stopped(self, job: _Job, heartbeat: Heartbeat) -> None:
-        if heartbeat.closed is not None:
-            self.reporter.say(f"{job.title}: stopped training, {heartbeat.closed}")
+        if heartbeat.stop_reason is not None:
+            self.reporter.say(f"{job.title}: stopped training, {heartbeat.stop_reason}")
         else:  # asked to end: the page shows how far it came, and the round stays this worker's
             heartbeat.send()
 
@@ -127,10 +127,10 @@ class RoundWork:
         config = job.local.view.config
         with ExitStack() as stack:
             model = stack.enter_context(wire.opened(job.model))
-            show = stack.enter_context(self.reporter.training(job.title))
+            show = stack.enter_context(self.reporter.show_training(job.title))
 
             def on_progress(progress: TrainProgress) -> None:
-                heartbeat.note(progress)
+                heartbeat.update(progress)
                 show(progress)
 
             return train(
@@ -141,7 +141,7 @@ class RoundWork:
                 local=config.local,
                 start={name: model.tensor(wire.MODEL, name) for name in job.local.tensors},
                 received=self._received(job, stack),
-                kept=journal.read(job.before),
+                kept=journal.read_kept(job.before),
                 first_time=job.before is None,
                 relative_size=job.assignment.relative_size,
                 seed=config.seed,
@@ -152,7 +152,7 @@ class RoundWork:
                 precision=self.site.settings.precision,
                 buffers=config.buffers,
                 on_progress=on_progress,
-                should_stop=lambda: self.shutdown.requested or heartbeat.closed is not None,
+                should_stop=lambda: self.shutdown.requested or heartbeat.stop_reason is not None,
             )
 
     def _received(self, job: _Job, stack: ExitStack) -> Groups:
@@ -177,12 +177,12 @@ class RoundWork:
             return
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
-        self.reporter.say(f"{_title(assignment)}: {trained}, sent {size(update.bytes)}")
+        self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(update.bytes)}")
 
     def give_up(self, assignment: Train, code: str, sentence: str) -> None:
         """Tell that no update of this round will come, and why."""
         self.reporter.say(f"{_title(assignment)}: no update ({code}): {sentence}")
-        failure = Failure(attempt=assignment.attempt, code=code, reason=text(sentence))
+        failure = Failure(attempt=assignment.attempt, code=code, reason=clip_text(sentence))
         try:
             self.coordinator.failure(assignment.run, assignment.round, failure)
         except UpdateRefused:
@@ -196,7 +196,7 @@ class RoundWork:
         Raises :class:`worker.faults.LocalFault` if it cannot be scored here; it is asked for again.
         """
         journal.keep_only({assignment.model})
-        path = journal.blob(assignment.model, self.coordinator.download)
+        path = journal.fetch_blob(assignment.model, self.coordinator.download)
         with local_faults(f"{assignment.run} round {assignment.round}: scoring the model"):
             with wire.opened(path) as file:
                 load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})

@@ -23,7 +23,7 @@ class Shutdown:
         self._deferred = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Take over the two signals (only the main thread can; elsewhere this does nothing)."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -41,7 +41,7 @@ class Shutdown:
             raise ShutdownRequested
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def defer(self) -> Iterator[None]:
         """Inside, ``requested`` is only set; at the end :class:`ShutdownRequested` is raised if it is."""
         self._deferred = True
         try:

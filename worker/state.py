@@ -29,10 +29,10 @@ from shared.schemas import Body
 
 __all__ = [
     "StoredCredential",
-    "held",
+    "lock_folder",
+    "prepare_token",
     "read_credential",
     "set_aside",
-    "token_to_register",
     "write_atomically",
     "write_credential",
 ]
@@ -55,17 +55,17 @@ class PendingRegistration(Body):
 
 
 @contextmanager
-def held(folder: Path, *, slots: bool = False) -> Iterator[Path]:
+def lock_folder(folder: Path, *, slots: bool = False) -> Iterator[Path]:
     """The state folder to use, made (mode 0700) and locked until the end of the context.
 
     Raises :class:`InvalidConfiguration` that names the process which holds it already.
     """
-    _make(folder)
+    _make_folder(folder)
     for path in (folder / f"slot-{number}" for number in itertools.count(1)) if slots else (folder,):
-        _make(path)
+        _make_folder(path)
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _locked(descriptor):
+            if _try_lock(descriptor):
                 yield path
                 return
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
@@ -77,11 +77,11 @@ def held(folder: Path, *, slots: bool = False) -> Iterator[Path]:
     )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """The lock dies with its process, also by kill -9; the number in it is only told to people."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ def write_credential(folder: Path, credential: StoredCredential) -> None:
     (folder / "registration.json").unlink(missing_ok=True)
 
 
-def token_to_register(folder: Path, url: str, name: str | None) -> str:
+def prepare_token(folder: Path, url: str, name: str | None) -> str:
     """A new token, or the one that ``name`` was asked for with before: the answer may have been lost."""
     path = folder / "registration.json"
     with suppress(FileNotFoundError, ValidationError):

@@ -66,7 +66,7 @@ def start(made: Deployment, *runs: str) -> None:
     for run in runs:
         made.admin.control(run, "start")
     for run in runs:
-        made.wait_for(lambda run=run: made.status(run).terminal, f"{run} ends")
+        made.wait_for(lambda run=run: made.status(run).is_terminal, f"{run} ends")
         assert made.status(run) is RunStatus.COMPLETED, made.logs()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from feddisco.admin import admin, load_config
+from feddisco.admin import connect, load_config
 from feddisco.settings import ConsoleSettings
 from shared.config import DiscoWeighting
 from shared.problems import InvalidConfiguration, MissingToken
@@ -85,6 +85,6 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("some-token")
     with (
         pytest.raises(InvalidConfiguration, match="not a web address"),
-        admin("localhost:8000", tmp_path / "token") as client,
+        connect("localhost:8000", tmp_path / "token") as client,
     ):
         client.runs()

@@ -46,11 +46,11 @@ def assignment(round: int, last_aggregated_round: int, attempt: int = 1) -> Trai
 
 def record(journal: Journal, work: Train) -> None:
     """A round whose update and kept state hold the round's number."""
-    run = journal.run("demo")
+    run = journal.open_run("demo")
     values = torch.full((5,), float(work.round))
     kept = {"control": {"w": values}}
     report = UpdateReport(attempt=work.attempt, steps=1, examples=1, loss=0.1, seconds=0.1)
-    run.record(work, run.kept(work), {"model": {"w": values}}, kept, report)
+    run.record(work, run.find_kept(work), {"model": {"w": values}}, kept, report)
 
 
 def die_at(touch: int, folder: Path) -> None:

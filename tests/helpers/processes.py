@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from feddisco.admin import Admin
-from feddisco.console import newest
+from feddisco.admin import AdminClient
+from feddisco.console import find_newest
 from feddisco.demo import Processes
 from shared.config import RunConfig
 from shared.schemas import LedgerRow, RoundView, RunRequest, RunStatus
@@ -57,7 +57,7 @@ class Deployment:
 
     processes: Processes
     urls: dict[str, str] = field(default_factory=dict)
-    _admins: dict[str, Admin] = field(default_factory=dict)
+    _admins: dict[str, AdminClient] = field(default_factory=dict)
     _commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class Deployment:
         return self.folder / "coordinator"
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> AdminClient:
         """The admin's calls, to the first coordinator."""
         return next(iter(self._admins.values()))
 
@@ -95,7 +95,7 @@ class Deployment:
         if name not in self.urls:
             self.urls[name] = url
             token = self.processes.environment["FEDDISCO_ADMIN_TOKEN"]
-            self._admins[name] = Admin(url, token=token, verify=verify)
+            self._admins[name] = AdminClient(url, token=token, verify=verify)
         if wait:
             self.wait_for(lambda: _ready(url, verify), f"{name} is ready")
         return url
@@ -189,7 +189,7 @@ class Deployment:
         """The last round's model to score, when the run has completed."""
         self.wait_for(lambda: self.status(run).is_terminal, f"run {run} ends")
         view = self.admin.run(run)
-        last = newest(self.rounds(run))
+        last = find_newest(self.rounds(run))
         assert view.status is RunStatus.COMPLETED, f"{view.status}: {view.reason}\n{self.logs()}"
         assert last is not None
         assert (last.round, len(view.enrolments)) == (view.rounds, view.config.min_clients)

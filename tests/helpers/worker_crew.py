@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from feddisco.admin import Admin, run_request
+from feddisco.admin import AdminClient, make_run_request
 from shared.config import RunConfig
 from tests.helpers.live_coordinator import ADMIN, JOIN, Live, Site
 from worker.main import run
@@ -67,8 +67,8 @@ class Member:
 
 
 @contextmanager
-def _admin(at: Live) -> Iterator[Admin]:
-    with Admin(at.url, token=ADMIN) as admin:
+def _admin(at: Live) -> Iterator[AdminClient]:
+    with AdminClient(at.url, token=ADMIN) as admin:
         yield admin
 
 
@@ -77,7 +77,7 @@ def create(at: Live, **config: Any) -> RunConfig:
     given = {"name": "demo", "task": "digits", "rounds": 2, "min_clients": 2, "local": {"steps": 3}}
     wanted = RunConfig.model_validate(given | config)
     with _admin(at) as admin:
-        admin.create(run_request(admin, wanted))
+        admin.create(make_run_request(admin, wanted))
     return wanted
 
 

@@ -14,15 +14,15 @@ from shared import problems
 from shared.schemas import Enrol, Registration, UpdateReport, Wait
 from shared.wire.digests import parse_content_digest
 from tests.helpers.http_servers import Answer, Request, http_server
-from worker.client import Coordinator, UnexpectedAnswer, trust
+from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
 
 BLOB = bytes(range(256)) * 20_000  # 5 MB: several chunks
 DIGEST = hashlib.sha256(BLOB).hexdigest()
 REPORT = UpdateReport(attempt=2, steps=7, examples=100, loss=0.5, seconds=1.25)
 
 
-def answering(response: httpx.Response) -> Coordinator:
-    return Coordinator("http://coordinator", transport=httpx.MockTransport(lambda _: response))
+def answering(response: httpx.Response) -> CoordinatorClient:
+    return CoordinatorClient("http://coordinator", transport=httpx.MockTransport(lambda _: response))
 
 
 def problem(kind: type[problems.Problem], **more: object) -> httpx.Response:
@@ -77,7 +77,7 @@ def test_work_is_an_assignment_or_to_wait_with_the_reason() -> None:
         return Answer(body=b'{"kind": "enrol", "run": "demo"}')
 
     seen: list[Request] = []
-    with http_server(answer) as url, Coordinator(f"{url}/prefix", token="secret") as coordinator:
+    with http_server(answer) as url, CoordinatorClient(f"{url}/prefix", token="secret") as coordinator:
         assert coordinator.work(2.5) == Wait(reason="2 of 3 clients are here")
         assert coordinator.work(2.5) == Enrol(run="demo")
 
@@ -88,7 +88,7 @@ def test_registration_uses_the_join_code_and_later_calls_the_token() -> None:
         return Answer(201, b'{"client": "north", "token": "t0ken"}')
 
     tokens: list[str] = []
-    with http_server(answer) as url, Coordinator(url) as coordinator:
+    with http_server(answer) as url, CoordinatorClient(url) as coordinator:
         credential = coordinator.register("join-code", Registration(name="north"))
         coordinator.authenticate(credential.token)
         coordinator.leave("demo")
@@ -97,7 +97,10 @@ def test_registration_uses_the_join_code_and_later_calls_the_token() -> None:
 
 def test_no_log_record_holds_a_token(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with http_server(lambda _: Answer(204)) as url, Coordinator(url, token="s3cr3t-t0ken") as coordinator:
+    with (
+        http_server(lambda _: Answer(204)) as url,
+        CoordinatorClient(url, token="s3cr3t-t0ken") as coordinator,
+    ):
         coordinator.leave("demo")
     assert caplog.records  # httpx did log
     assert "s3cr3t-t0ken" not in caplog.text
@@ -122,7 +125,7 @@ def test_a_download_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
 
     ranges: list[str | None] = []
     path, part = tmp_path / DIGEST, tmp_path / f"{DIGEST}.part"
-    with http_server(answer) as url, Coordinator(url) as coordinator:
+    with http_server(answer) as url, CoordinatorClient(url) as coordinator:
         with pytest.raises(httpx.RemoteProtocolError):
             coordinator.download(DIGEST, path)
         have = part.stat().st_size
@@ -136,14 +139,14 @@ def test_a_download_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_part_that_is_whole_needs_no_bytes(tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.part").write_bytes(BLOB)
-    with http_server(_ranges) as url, Coordinator(url) as coordinator:
+    with http_server(_ranges) as url, CoordinatorClient(url) as coordinator:
         assert coordinator.download(DIGEST, tmp_path / DIGEST) == 0
     assert (tmp_path / DIGEST).read_bytes() == BLOB
 
 
 def test_a_server_without_ranges_sends_the_whole_again(tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.part").write_bytes(BLOB[:1000])
-    with http_server(lambda _: Answer(body=BLOB)) as url, Coordinator(url) as coordinator:
+    with http_server(lambda _: Answer(body=BLOB)) as url, CoordinatorClient(url) as coordinator:
         assert coordinator.download(DIGEST, tmp_path / DIGEST) == len(BLOB)
     assert (tmp_path / DIGEST).read_bytes() == BLOB
 
@@ -159,7 +162,7 @@ def test_bytes_of_another_digest_are_deleted_and_refused(tmp_path: Path, part: b
         return Answer(206 if start else 200, wrong[start:])
 
     refused = pytest.raises(problems.DigestMismatch, match=DIGEST)
-    with http_server(answer) as url, Coordinator(url) as coordinator, refused:
+    with http_server(answer) as url, CoordinatorClient(url) as coordinator, refused:
         coordinator.download(DIGEST, tmp_path / DIGEST)
     assert list(tmp_path.iterdir()) == []
 
@@ -177,7 +180,7 @@ def test_an_update_goes_out_with_length_digest_and_numbers(tmp_path: Path) -> No
     requests: list[Request] = []
     path = tmp_path / "update"
     path.write_bytes(BLOB)
-    with http_server(answer) as url, Coordinator(url) as coordinator:
+    with http_server(answer) as url, CoordinatorClient(url) as coordinator:
         assert coordinator.upload("demo", 3, REPORT, path, DIGEST).bytes == len(BLOB)
     request = requests[0]
     assert request.body == BLOB
@@ -193,5 +196,5 @@ def test_a_file_that_holds_no_certificate_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ca.pem"
     path.write_text("not a certificate")
     with pytest.raises(problems.InvalidConfiguration, match=r"ca\.pem cannot be read as certificates"):
-        trust(path)
-    assert trust(None) is True
+        load_trust(path)
+    assert load_trust(None) is True

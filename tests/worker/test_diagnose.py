@@ -13,8 +13,9 @@ import trustme
 
 from shared import problems
 from shared.files import storage_errors
+from shared.schemas import Wait
 from tests.helpers.http_servers import Answer, closed_port, http_server, listening
-from worker.client import Coordinator, UnexpectedAnswer
+from worker.client import CoordinatorClient, UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
 
 
@@ -27,12 +28,13 @@ def authority() -> trustme.CA:
 def tls_url(authority: trustme.CA) -> Iterator[str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with http_server(lambda _: Answer(204), tls=context) as url:
+    wait = Answer(body=b'{"kind": "wait", "reason": "nobody else is here"}')
+    with http_server(lambda _: wait, tls=context) as url:
         yield url
 
 
 def _met(url: str, verify: ssl.SSLContext | bool = True) -> Diagnosis:
-    with Coordinator(url, verify=verify) as coordinator:
+    with CoordinatorClient(url, verify=verify) as coordinator:
         try:
             coordinator.work(0)
         except httpx.HTTPError as error:
@@ -100,8 +102,8 @@ def test_a_certificate_for_another_name(authority: trustme.CA) -> None:
 def test_the_right_authority_is_content(tls_url: str, authority: trustme.CA) -> None:
     client = ssl.create_default_context()
     authority.configure_trust(client)
-    with Coordinator(tls_url, verify=client) as coordinator:
-        assert coordinator.work(0) == (None, "")
+    with CoordinatorClient(tls_url, verify=client) as coordinator:
+        assert coordinator.work(0) == Wait(reason="nobody else is here")
 
 
 @pytest.mark.parametrize(

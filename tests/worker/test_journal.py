@@ -30,21 +30,21 @@ def _journal(folder: Path) -> Journal:
 
 def _control(journal: Journal, work: Train) -> float | None:
     """The kept state that a training of ``work`` would start from."""
-    run = journal.run("demo")
-    state = run.kept(work)
-    return None if state is None else float(run.read(state)["control"]["w"][0])
+    run = journal.open_run("demo")
+    state = run.find_kept(work)
+    return None if state is None else float(run.read_kept(state)["control"]["w"][0])
 
 
 def test_a_new_run_has_nothing(tmp_path: Path) -> None:
-    run = _journal(tmp_path).run("demo")
-    assert run.finished(assignment(1, 0)) is None
-    assert run.kept(assignment(1, 0)) is None
-    assert run.read(None) == {}
+    run = _journal(tmp_path).open_run("demo")
+    assert run.find_finished(assignment(1, 0)) is None
+    assert run.find_kept(assignment(1, 0)) is None
+    assert run.read_kept(None) == {}
 
 
 def test_the_same_assignment_finds_its_finished_update_after_a_restart(tmp_path: Path) -> None:
     record(_journal(tmp_path), assignment(1, 0))
-    update = _journal(tmp_path).run("demo").finished(assignment(1, 0))
+    update = _journal(tmp_path).open_run("demo").find_finished(assignment(1, 0))
     assert update is not None
     assert update.report == UpdateReport(attempt=1, steps=1, examples=1, loss=0.1, seconds=0.1)
     values = wire.read_group(tmp_path / "runs" / "demo" / update.file, "model", ["w"])["w"]
@@ -54,7 +54,7 @@ def test_the_same_assignment_finds_its_finished_update_after_a_restart(tmp_path:
 @pytest.mark.parametrize("work", [assignment(2, 1), assignment(1, 0, attempt=2)])
 def test_another_round_or_attempt_is_trained(tmp_path: Path, work: Train) -> None:
     record(_journal(tmp_path), assignment(1, 0))
-    assert _journal(tmp_path).run("demo").finished(work) is None
+    assert _journal(tmp_path).open_run("demo").find_finished(work) is None
 
 
 def test_kept_state_counts_only_when_its_round_took_the_update(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_only_the_files_that_count_are_left(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_that_keeps_nothing_still_has_taken_part(tmp_path: Path) -> None:
-    run = _journal(tmp_path).run("demo")
+    run = _journal(tmp_path).open_run("demo")
     report = UpdateReport(attempt=1, steps=1, examples=1)
     run.record(assignment(1, 0), None, {"model": {"w": torch.ones(1)}}, {}, report)
-    state = run.kept(assignment(2, 1))
+    state = run.find_kept(assignment(2, 1))
     assert state is not None
-    assert run.read(state) == {}
+    assert run.read_kept(state) == {}
 
 
 # ---------------------------------------------------------------- damage
@@ -102,7 +102,7 @@ def test_an_unreadable_entry_is_set_aside_with_a_warning(tmp_path: Path) -> None
     entry = tmp_path / "runs" / "demo" / "entry.json"
     entry.write_text(entry.read_text()[:50])
     warnings: list[str] = []
-    assert Journal(tmp_path, warnings.append).run("demo").finished(assignment(1, 0)) is None
+    assert Journal(tmp_path, warnings.append).open_run("demo").find_finished(assignment(1, 0)) is None
     assert "entry.json cannot be read" in warnings[0]
     assert entry.with_name("entry.json.unreadable").exists()
     record(_journal(tmp_path), assignment(1, 0))  # and the next start is without a warning
@@ -113,7 +113,7 @@ def test_a_damaged_update_is_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "demo" / "update-1-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     warnings: list[str] = []
-    assert Journal(tmp_path, warnings.append).run("demo").finished(assignment(1, 0)) is None
+    assert Journal(tmp_path, warnings.append).open_run("demo").find_finished(assignment(1, 0)) is None
     assert "the finished update of round 1 is damaged" in warnings[0]
 
 
@@ -121,7 +121,7 @@ def test_damaged_kept_state_is_told_and_not_used(tmp_path: Path) -> None:
     record(_journal(tmp_path), assignment(1, 0))
     (tmp_path / "runs" / "demo" / "kept-1-1.safetensors").write_bytes(b"")
     warnings: list[str] = []
-    assert Journal(tmp_path, warnings.append).run("demo").kept(assignment(2, 1)) is None
+    assert Journal(tmp_path, warnings.append).open_run("demo").find_kept(assignment(2, 1)) is None
     assert "kept-1-1.safetensors is damaged" in warnings[0]
 
 
@@ -134,14 +134,14 @@ def test_a_folder_older_than_the_coordinators_memory_is_told(
     for number in range(1, trained + 1):
         record(_journal(tmp_path), assignment(number, number - 1))
     warnings: list[str] = []
-    Journal(tmp_path, warnings.append).run("demo").kept(assignment(5, 4))
+    Journal(tmp_path, warnings.append).open_run("demo").find_kept(assignment(5, 4))
     assert words in warnings[0]
 
 
 @pytest.mark.parametrize("run", ["../outside", "a/b", "", ".hidden"])
 def test_a_run_is_no_path(tmp_path: Path, run: str) -> None:
     with pytest.raises(ValidationError):
-        _journal(tmp_path).run(run)
+        _journal(tmp_path).open_run(run)
 
 
 # ---------------------------------------------------------------- blobs
@@ -155,18 +155,18 @@ def test_a_blob_is_fetched_once_and_checked_after_a_restart(tmp_path: Path) -> N
         fetched.append(digest)
         return path.write_bytes(b"weights")
 
-    run = _journal(tmp_path).run("demo")
-    path = run.blob(digest, fetch)
-    assert run.blob(digest, fetch) == path
-    assert _journal(tmp_path).run("demo").blob(digest, fetch) == path
+    run = _journal(tmp_path).open_run("demo")
+    path = run.fetch_blob(digest, fetch)
+    assert run.fetch_blob(digest, fetch) == path
+    assert _journal(tmp_path).open_run("demo").fetch_blob(digest, fetch) == path
     assert fetched == [digest]
     path.write_bytes(b"wei")  # cut by a power loss
-    assert _journal(tmp_path).run("demo").blob(digest, fetch).read_bytes() == b"weights"
+    assert _journal(tmp_path).open_run("demo").fetch_blob(digest, fetch).read_bytes() == b"weights"
     assert fetched == [digest, digest]
 
 
 def test_old_blobs_go_and_a_half_download_stays_for_its_digest(tmp_path: Path) -> None:
-    run = _journal(tmp_path).run("demo")
+    run = _journal(tmp_path).open_run("demo")
     folder = tmp_path / "runs" / "demo" / "blobs"
     for name in ("a" * 64, "b" * 64 + ".part", "c" * 64 + ".part"):
         (folder / name).write_bytes(b"x")
@@ -190,8 +190,8 @@ def test_a_kill_between_any_two_steps_leaves_round_2_whole_or_not_begun(killed: 
     whole = []
     for folder in killed:
         journal = _journal(folder)  # no warning: nothing is damaged
-        run = journal.run("demo")
-        update = run.finished(assignment(2, 1))
+        run = journal.open_run("demo")
+        update = run.find_finished(assignment(2, 1))
         whole.append(update is not None)
         if update is not None:
             values = wire.read_group(run.folder / update.file, "model", ["w"])["w"]

@@ -1,4 +1,4 @@
-"""Patience: backoff with jitter, one sentence a change, an end only where waiting cannot help."""
+"""Backoff with jitter, one sentence a change, an end only where waiting cannot help."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from shared.problems import InvalidConfiguration, RevokedToken, StorageUnavailable
 from shared.schemas import Wait
 from tests.helpers.http_servers import Answer, Request, http_server
-from worker.client import Coordinator
-from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Patience, Refused
+from worker.client import CoordinatorClient
+from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Backoff, Refused
 from worker.main import run
 from worker.progress import Reporter
 from worker.settings import WorkerSettings
@@ -35,28 +35,28 @@ class _Faults:
         return 42
 
 
-def _patience(sleep: Callable[[float], None], stream: io.StringIO | None = None) -> Patience:
+def _backoff(sleep: Callable[[float], None], stream: io.StringIO | None = None) -> Backoff:
     now = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
     reporter = Reporter(stream or io.StringIO(), lambda: now)
-    return Patience("http://coordinator", reporter, random.Random(7), sleep)
+    return Backoff("http://coordinator", reporter, random.Random(7), sleep)
 
 
 def test_delays_grow_to_their_limit_and_are_spread() -> None:
     delays: list[float] = []
-    patience = _patience(delays.append)
-    assert patience.until_done(_Faults(*[httpx.ReadTimeout("")] * 200)) == 42
+    backoff = _backoff(delays.append)
+    assert backoff.retry(_Faults(*[httpx.ReadTimeout("")] * 200)) == 42
     limits = [min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**number) for number in range(200)]
     assert all(0 <= delay <= limit for delay, limit in zip(delays, limits, strict=True))
     late = delays[10:]
     assert min(late) < 3 < 27 < max(late)  # full jitter: uniform from 0 to 30 s
-    patience.until_done(_Faults(httpx.ReadTimeout("")))
+    backoff.retry(_Faults(httpx.ReadTimeout("")))
     assert delays[-1] <= FIRST_DELAY_SECONDS  # a success starts anew
 
 
 def test_the_sentence_is_said_once_a_change() -> None:
     stream = io.StringIO()
     busy, slow = StorageUnavailable("the disk is full"), httpx.ReadTimeout("")
-    _patience(lambda _: None, stream).until_done(_Faults(busy, busy, slow, slow, busy))
+    _backoff(lambda _: None, stream).retry(_Faults(busy, busy, slow, slow, busy))
     lines = stream.getvalue().splitlines()
     assert [("disk is full" in line, "in time" in line) for line in lines] == [
         (True, False),
@@ -67,9 +67,9 @@ def test_the_sentence_is_said_once_a_change() -> None:
 
 def test_what_waiting_cannot_mend_ends_it() -> None:
     with pytest.raises(Refused, match="has revoked this client's token"):
-        _patience(pytest.fail).until_done(_Faults(RevokedToken("gone")))
+        _backoff(pytest.fail).retry(_Faults(RevokedToken("gone")))
     with pytest.raises(InvalidConfiguration, match="no such data"):
-        _patience(pytest.fail).until_done(_Faults(InvalidConfiguration("no such data")))
+        _backoff(pytest.fail).retry(_Faults(InvalidConfiguration("no such data")))
 
 
 def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:
@@ -81,9 +81,9 @@ def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:
     ]
     stream, delays = io.StringIO(), list[float]()
     transport = httpx.MockTransport(lambda _: answers.pop(0))
-    with Coordinator("http://coordinator", transport=transport) as coordinator:
-        patience = _patience(delays.append, stream)
-        assert patience.until_done(lambda: coordinator.work(0)) == Wait(reason="2 of 3 trainers are ready")
+    with CoordinatorClient("http://coordinator", transport=transport) as coordinator:
+        backoff = _backoff(delays.append, stream)
+        assert backoff.retry(lambda: coordinator.work(0)) == Wait(reason="2 of 3 trainers are ready")
     assert len(delays) == 1
     assert "does not accept the request: no such thing. Trying again." in stream.getvalue()
 

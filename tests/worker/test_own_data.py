@@ -14,13 +14,13 @@ import trustme
 import yaml
 from PIL import Image
 
-from feddisco.admin import Admin, run_request
+from feddisco.admin import AdminClient, make_run_request
 from server.database.migrations import upgrade
 from shared.config import LocalTraining, RunConfig
 from shared.schemas import RunStatus
 from tests.helpers.live_coordinator import ADMIN, Live, live
 from tests.helpers.worker_crew import worker
-from worker.client import trust
+from worker.client import load_trust
 from worker.enrolment import MISFIT
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "your-own-data.md").read_text()
@@ -49,8 +49,8 @@ def at(tmp_path: Path) -> Iterator[Live]:
 
 def _create(at: Live, document: str, **changes: Any) -> None:
     config = RunConfig.model_validate(yaml.safe_load(document) | changes)
-    with Admin(at.url, token=ADMIN) as admin:
-        admin.create(run_request(admin, config))
+    with AdminClient(at.url, token=ADMIN) as admin:
+        admin.create(make_run_request(admin, config))
 
 
 def _images(folder: Path, splits: tuple[str, ...], classes: tuple[str, ...], seed: int) -> None:
@@ -125,8 +125,8 @@ def test_tls_with_an_own_authority(tmp_path: Path) -> None:
     files = {"tls_certificate": certificate, "tls_key": key}
     with live(_migrated(tmp_path), tmp_path / "coordinator", **files) as at:
         url = at.url.replace("http:", "https:")
-        with Admin(url, token=ADMIN, verify=trust(ca)) as admin:
+        with AdminClient(url, token=ADMIN, verify=load_trust(ca)) as admin:
             config = RunConfig(name="demo", rounds=1, min_clients=1, local=LocalTraining(steps=2))
-            admin.create(run_request(admin, config))
+            admin.create(make_run_request(admin, config))
             assert worker(at, tmp_path / "state", "north", url=url, ca_file=ca).join() == 0
             assert admin.run("demo").status is RunStatus.COMPLETED

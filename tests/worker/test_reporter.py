@@ -26,28 +26,28 @@ def test_a_line_has_its_time_in_utc() -> None:
 def test_what_is_waited_for_is_said_once_a_change() -> None:
     reporter, stream = _reporter()
     for text in ("for a", "for a", "", "for b", "for a", "for a"):
-        reporter.waiting(text)
+        reporter.say_waiting(text)
     assert [line[22:] for line in stream.getvalue().splitlines()] == ["for a", "for b", "for a"]
 
 
 def test_after_something_happened_it_is_said_again() -> None:
     reporter, stream = _reporter()
-    reporter.waiting("for a")
+    reporter.say_waiting("for a")
     reporter.say("round 1")
-    reporter.waiting("for a")
+    reporter.say_waiting("for a")
     assert stream.getvalue().count("for a") == 2
 
 
 def test_no_bar_where_there_is_no_terminal() -> None:
     reporter, stream = _reporter()
-    with reporter.training("demo round 1") as show:
+    with reporter.show_training("demo round 1") as show:
         show(STEP)
     assert stream.getvalue() == ""
 
 
 def test_a_bar_with_step_and_loss_on_a_terminal() -> None:
     reporter, stream = _reporter(terminal=True)
-    with reporter.training("demo round 1") as show:
+    with reporter.show_training("demo round 1") as show:
         show(STEP)
     assert "demo round 1" in stream.getvalue()
     assert "step 3/8" in stream.getvalue()

@@ -19,7 +19,7 @@ def _signal(number: signal.Signals = signal.SIGTERM) -> None:
 
 def _deferred(shutdown: Shutdown, signals: int, seen: list[bool], *, error: bool = False) -> None:
     """A training during which so many signals come; ``seen``: what it read after each."""
-    with shutdown.listening(), shutdown.deferred():
+    with shutdown.handle_signals(), shutdown.defer():
         for _ in range(signals):
             _signal()
             seen.append(shutdown.requested)
@@ -30,7 +30,7 @@ def _deferred(shutdown: Shutdown, signals: int, seen: list[bool], *, error: bool
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_interrupts_what_waits(number: signal.Signals) -> None:
     shutdown = Shutdown()
-    with shutdown.listening(), pytest.raises(ShutdownRequested):
+    with shutdown.handle_signals(), pytest.raises(ShutdownRequested):
         _signal(number)
     assert shutdown.requested
 
@@ -57,7 +57,7 @@ def test_an_error_inside_is_not_hidden_by_a_signal() -> None:
 def test_without_a_signal_nothing_is_raised_and_the_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     shutdown = Shutdown()
-    with shutdown.listening(), shutdown.deferred():
+    with shutdown.handle_signals(), shutdown.defer():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert not shutdown.requested
@@ -68,7 +68,7 @@ def test_in_another_thread_the_handlers_are_left_alone() -> None:
     seen = []
 
     def work() -> None:
-        with Shutdown().listening():
+        with Shutdown().handle_signals():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

@@ -16,9 +16,9 @@ import pytest
 from shared.problems import InvalidConfiguration
 from worker.state import (
     StoredCredential,
-    held,
+    lock_folder,
+    prepare_token,
     read_credential,
-    token_to_register,
     write_atomically,
     write_credential,
 )
@@ -27,8 +27,8 @@ CREDENTIAL = StoredCredential(url="https://coordinator", client="north", token="
 HOLD = """
 import sys, time
 from pathlib import Path
-from worker.state import held
-with held(Path(sys.argv[1]), slots=len(sys.argv) > 2) as folder:
+from worker.state import lock_folder
+with lock_folder(Path(sys.argv[1]), slots=len(sys.argv) > 2) as folder:
     print(folder.name, flush=True)
     time.sleep(60)
 """
@@ -52,29 +52,29 @@ def _holder(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_worker_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with _holder(folder) as process:
-        with pytest.raises(InvalidConfiguration, match=f"process {process.pid}"), held(folder):
+        with pytest.raises(InvalidConfiguration, match=f"process {process.pid}"), lock_folder(folder):
             pass
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with held(folder) as again:  # the lock died with its process
+        with lock_folder(folder) as again:  # the lock died with its process
             assert again == folder
 
 
 def test_the_folder_is_for_its_owner_only(tmp_path: Path) -> None:
-    with held(tmp_path / "deep" / "state") as folder:
+    with lock_folder(tmp_path / "deep" / "state") as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         write_credential(folder, CREDENTIAL)
         assert stat.S_IMODE((folder / "credential.json").stat().st_mode) == 0o600
 
 
 def test_slots_are_taken_in_order_and_free_ones_again(tmp_path: Path) -> None:
-    with held(tmp_path, slots=True) as first, _holder(tmp_path, "slots") as second:
+    with lock_folder(tmp_path, slots=True) as first, _holder(tmp_path, "slots") as second:
         assert first.name == "slot-1"
-        with held(tmp_path, slots=True) as third:
+        with lock_folder(tmp_path, slots=True) as third:
             assert third.name == "slot-3"
         os.kill(second.pid, signal.SIGKILL)
         second.wait()
-        with held(tmp_path, slots=True) as again:
+        with lock_folder(tmp_path, slots=True) as again:
             assert again.name == "slot-2"
 
 
@@ -107,15 +107,15 @@ def test_a_write_replaces_whole(tmp_path: Path) -> None:
 
 
 def test_until_the_answer_the_same_token_is_asked_for(tmp_path: Path) -> None:
-    with held(tmp_path / "state") as folder:
-        first = token_to_register(folder, "https://coordinator", None)
+    with lock_folder(tmp_path / "state") as folder:
+        first = prepare_token(folder, "https://coordinator", None)
         assert len(first) == 43
         assert stat.S_IMODE((folder / "registration.json").stat().st_mode) == 0o600
-        assert token_to_register(folder, "https://coordinator", None) == first
-        other = token_to_register(folder, "https://coordinator", "north")
+        assert prepare_token(folder, "https://coordinator", None) == first
+        other = prepare_token(folder, "https://coordinator", "north")
         assert other != first, "another client"
-        assert token_to_register(folder, "https://elsewhere", "north") != other, "another coordinator"
+        assert prepare_token(folder, "https://elsewhere", "north") != other, "another coordinator"
         (folder / "registration.json").write_text("{", encoding="utf-8")
-        assert len(token_to_register(folder, "https://coordinator", "north")) == 43
+        assert len(prepare_token(folder, "https://coordinator", "north")) == 43
         write_credential(folder, CREDENTIAL)
         assert not (folder / "registration.json").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from feddisco.console import _lines
+from feddisco.console import _format_rounds
 from shared.schemas import RoundView
 from tests.helpers.live_coordinator import enrolled, file_of, live
 
@@ -31,7 +31,7 @@ def test_a_loss_that_is_not_finite_is_stored_shown_and_blocks_nothing(
         scored = at.admin.get("/runs/demo/evaluations").json()
         assert [entry["loss"] for entry in scored] == [1.5, None, 2.5]
         views = [RoundView.model_validate(view) for view in at.admin.get("/runs/demo/rounds").json()]
-        assert "loss not finite" in next(iter(_lines(views, 2, set())))
+        assert "loss not finite" in next(iter(_format_rounds(views, 2, set())))
         run, diverged, sound = (
             httpx.get(f"{at.url}{page}")
             for page in ("/runs/demo", "/runs/demo/rounds/1", "/runs/demo/rounds/2")
