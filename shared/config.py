@@ -7,7 +7,7 @@ Extra fields are refused; every message names the field and the value received.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -47,17 +47,23 @@ class Frozen(BaseModel):
 class SizesWeighting(Frozen):
     """Weights in proportion to the number of examples (FedAvg, McMahan et al. 2017)."""
 
+    needs_discrepancy: ClassVar[bool] = False
+
     kind: Literal["sizes"] = "sizes"
 
 
 class UniformWeighting(Frozen):
     """The same weight for every client of the round."""
 
+    needs_discrepancy: ClassVar[bool] = False
+
     kind: Literal["uniform"] = "uniform"
 
 
 class DiscoWeighting(Frozen):
     """FedDisco (Ye et al., ICML 2023, eq. 6): ``p_k = ReLU(n_k - a d_k + b) / sum``."""
+
+    needs_discrepancy: ClassVar[bool] = True
 
     kind: Literal["disco"] = "disco"
     a: float = Field(0.5, ge=0, description="how much a discrepancy costs")
@@ -302,4 +308,4 @@ class RunConfig(Frozen):
     @property
     def needs_discrepancy(self) -> bool:
         """Whether clients are asked for ``d_k`` (only when a weight depends on it: least disclosure)."""
-        return self.weighting.kind == "disco"
+        return self.weighting.needs_discrepancy

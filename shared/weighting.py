@@ -180,7 +180,7 @@ def ledger(
     >>> [row.weight for row in ledger(SizesWeighting(), arrived, [])]
     [0.75, 0.25]
     """
-    needs_discrepancy = isinstance(weighting, DiscoWeighting)
+    needs_discrepancy = weighting.needs_discrepancy
     rows = sorted(arrived, key=lambda row: row.index)
     taken = [row for row in rows if _refusal(row, needs_discrepancy) is None]
     size_weights = dict(zip((r.index for r in taken), _shares(_sizes(taken)).tolist(), strict=True))

@@ -182,7 +182,7 @@ class RoundPage(Page):
     run: RunView
     round: RoundView
     seconds: float | None
-    disco: bool
+    needs_discrepancy: bool
     weighting: str
     formula: str
     legend: str

@@ -40,7 +40,7 @@ def round_page(
         run=run,
         round=shown,
         seconds=(shown.completed_at - shown.opened_at).total_seconds() if shown.completed_at else None,
-        disco=weighting.kind == "disco",
+        needs_discrepancy=weighting.needs_discrepancy,
         weighting=weighting_name(weighting),
         formula=formula(weighting),
         legend=legend(weighting),

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from jinja2 import meta, nodes
@@ -16,9 +17,11 @@ from starlette.testclient import TestClient
 
 from server.database.store import Store
 from server.pages import contexts
+from server.pages.explain import weighting_name
 from server.pages.reader import newest_events
 from server.pages.routes import environment
 from server.pages.words import amount, number, percent
+from shared.config import Metric, Weighting
 from shared.problems import catalogue
 from tests.browser import seed
 from tests.helpers.page_reading import NOW, Html, client_on, read
@@ -217,6 +220,23 @@ def test_plain_sizes_leave_out_what_does_not_apply(here: tuple[TestClient, Store
     assert "412 of 1\u202f437 examples give 28.67\u202f%." in html.all("main")[0].text
     clients = next(table for table in read(here[0], "/runs/sizes").tables if "Last error" in table[0])
     assert "Discrepancy d" not in clients[0]
+
+
+def test_every_kind_of_weighting_and_every_metric_has_its_pages(
+    tmp_path: Path, migrated_sqlite: Path
+) -> None:
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    weightings = [{"kind": kind.model_fields["kind"].default} for kind in get_args(get_args(Weighting)[0])]
+    weightings += [{"kind": "disco", "metric": metric} for metric in get_args(Metric)]
+    for index, weighting in enumerate(weightings):
+        settings = seed.config(f"run-{index}", rounds=1, min_clients=2, quorum=1, weighting=weighting)
+        seed.Course(store, settings, sites=seed.SITES[:2]).create().enrol(evaluator=False).play()
+        text = read(client, f"/runs/run-{index}/rounds/1").all("main")[0].text
+        assert weighting_name(settings.weighting) in text
+        assert weighting_name(settings.weighting) in read(client, f"/runs/run-{index}").all("main")[0].text
+        assert ("raw d" in text) == settings.needs_discrepancy
+    store.engine.dispose()
 
 
 # ---------------------------------------------------------------- the run's page

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from server.pages import STATIC
-from server.pages.explain import fallback, formula, sentence
+from server.pages.explain import WORDS, fallback, formula, legend, sentence, weighting_name
 from server.pages.words import (
     amount,
     detail,
@@ -152,6 +156,46 @@ def test_other_weightings_in_words() -> None:
         sentence(made[0], made, UniformWeighting()).replace("\u202f", " ")
         == "One of 2 clients gives 50.00 %."
     )
+
+
+def every_weighting() -> Iterator[Weighting]:
+    """Every kind with every choice of its options, as the configuration declares them."""
+    for kind in get_args(get_args(Weighting)[0]):
+        choices = {
+            name: get_args(field.annotation)
+            for name, field in kind.model_fields.items()
+            if get_origin(field.annotation) is Literal
+        }
+        for chosen in itertools.product(*choices.values()):
+            options = dict(zip(choices, chosen, strict=True))
+            yield kind.model_validate(options)
+            if "target" in kind.model_fields:
+                yield kind.model_validate(options | {"target": (1, 2)})
+
+
+def test_there_are_as_many_weightings_as_the_configuration_allows() -> None:
+    """Two without options; Disco with 4 metrics, 3 normalisations, 3 fallbacks and 2 sorts of target."""
+    assert len(list(every_weighting())) == 2 + 4 * 3 * 3 * 2
+
+
+def test_every_weighting_and_every_option_has_its_words() -> None:
+    """What is missing here would be a page that cannot be shown."""
+    legends = defaultdict(set)
+    for weighting in every_weighting():
+        words = weighting_name(weighting), formula(weighting), legend(weighting)
+        assert all(words)
+        assert not any(set(text) & set("{}") for text in words)
+        legends[legend(weighting)].add(weighting.model_dump_json(exclude={"on_all_zero"}))
+        made = rows(weighting, [600, 2400], [0.1, 0.4])
+        assert all(sentence(row, made, weighting) for row in made)
+        none = [row.model_copy(update={"score": -1.0}) for row in made]
+        assert bool(fallback(none, weighting)) == hasattr(weighting, "on_all_zero")
+    shared = [kinds for kinds in legends.values() if len(kinds) > 1]
+    assert [len(kinds) for kinds in shared] == [2], "only the two without discrepancies say the same"
+
+
+def test_the_words_are_of_kinds_there_are() -> None:
+    assert set(WORDS) == {weighting.kind for weighting in every_weighting()}
 
 
 def test_a_client_without_examples_is_out_with_its_reason() -> None:
