@@ -20,8 +20,9 @@ from server.lifecycle.events import (
     Event,
     UpdateReceived,
 )
-from server.lifecycle.machine import decide, relative_sizes
+from server.lifecycle.machine import decide
 from server.lifecycle.state import Policy, Run
+from server.lifecycle.views import relative_sizes
 from shared import wire
 from shared.aggregation.round_end import Arrived, Closed, Start, close_round
 from shared.algorithms.base import UpdateInfo

@@ -16,8 +16,8 @@ from server.database.rounds import newest_model, read_round
 from server.database.session import Reading, Writing
 from server.database.step.load import load
 from server.database.tables import clients, enrolments, runs
-from server.lifecycle.machine import waiting_for
 from server.lifecycle.state import Run
+from server.lifecycle.views import waiting_for
 from shared.config import RunConfig
 from shared.problems import NameTaken
 from shared.schemas import EnrolmentView, RunStatus, RunSummary, RunView, TensorSpec

@@ -36,10 +36,10 @@ from server.lifecycle.events import (
 from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
 from server.lifecycle.round_steps import abandon, close_if_done, complete, open_next, present, time_out
 from server.lifecycle.state import Round, Run
-from server.lifecycle.views import relative_sizes, waiting_for, waits_for_clients
+from server.lifecycle.views import waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
-__all__ = ["Decision", "decide", "relative_sizes", "waiting_for"]
+__all__ = ["Decision", "decide"]
 
 GRACE = dt.timedelta(minutes=1)
 """What clients have to deliver after an absence; they try again every half of it (``worker.loop``)."""

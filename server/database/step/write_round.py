@@ -11,8 +11,8 @@ from server.database.step.change import Change
 from server.database.step.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
 from server.database.tables import Words, participants, rounds
 from server.lifecycle.events import UpdateReceived
-from server.lifecycle.machine import relative_sizes
 from server.lifecycle.state import Participant, Round
+from server.lifecycle.views import relative_sizes
 from shared.schemas import ParticipantStatus, RoundStatus
 
 if TYPE_CHECKING:
