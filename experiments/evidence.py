@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from experiments import statistics
 from experiments.plan import Cell, PlannedRun, cells, configuration
-from experiments.records import Curve, read_curve
-from experiments.statistics import Spread
-from experiments.tables import Measure, Table
+from experiments.records import Curve, Round, read_curve
+from experiments.statistics import Interval, Spread
+from experiments.tables import Measure, Table, load_table
 
-__all__ = ["Evidence", "Gain", "gather", "measured"]
+__all__ = ["Evidence", "Gain", "State", "Verdict", "gather", "measured"]
 
 Curves = Mapping[int, Curve]
-State = Literal["reproduced", "not reproduced", "partly", "not yet run"]
+State = Literal["reproduced", "reproduced in sign", "not reproduced", "partly", "not yet run"]
+Verdict = Literal["ahead", "level", "behind", "too few rounds"]
 
 
 @dataclass(frozen=True)
 class Gain:
     """A cell against the first weighting of its row, over the seeds and rounds that both have.
 
-    ``without`` and ``with_it`` are the two means, ``spread`` that of the differences by seed.
+    ``without`` and ``with_it`` are the means of the table's measure, ``spread`` that of its differences by
+    seed. ``over`` is the spread of the mean differences after the warm-up, round by round, from round
+    ``since`` on, and ``interval`` where that mean lies (95 %). ``same_as`` is an earlier method whose curves
+    are these very curves, so that this is no comparison of its own.
     """
 
     cell: Cell
     without: float
     with_it: float
     spread: Spread
+    by_seed: tuple[float, ...]
     rounds: tuple[int, int]
+    since: int
+    over: Spread
+    interval: Interval
+    verdict: Verdict
     published: float | None
+    same_as: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,14 +58,15 @@ class Evidence:
         found = self.curves[cell]
         return {seed: measured(self.table.measure, curve) for seed, curve in found.items()}
 
-    def gains(self) -> list[Gain]:
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
         """Every cell against its row's first weighting, where both have a seed in common."""
         rows = [cell for cell in self.curves if cell.weighting != self._first(cell).weighting]
-        return [gain for cell in rows if (gain := self._gain(cell))]
+        return tuple(gain for cell in rows if (gain := self._gain(cell)))
 
     def gain(self, cell: Cell) -> Gain | None:
         """This cell's, if there is one."""
-        return None if cell == self._first(cell) else self._gain(cell)
+        return next((gain for gain in self.gains if gain.cell == cell), None)
 
     def rounds(self) -> tuple[int, int]:
         """Rounds there are, and rounds that the table asks for with all of its seeds."""
@@ -68,22 +80,32 @@ class Evidence:
         return sum(there.values()), sum(asked.values())
 
     def state(self) -> State:
-        """Whether Disco was seen to help: in all pairs of cells, in some, in none, or not tried."""
+        """Whether Disco was seen to help: in all comparisons, in some, in none, or not tried."""
         there, asked = self.rounds()
-        if not there:
+        if not there or self.only_borrowed:
             return "not yet run"
-        signs = self.signs()
-        if there < asked or not signs or (any(signs) and not all(signs)):
+        ahead = [verdict == "ahead" for verdict in self.verdicts()]
+        if there < asked or not ahead or (any(ahead) and not all(ahead)):
             return "partly"
-        return "reproduced" if all(signs) else "not reproduced"
+        if not all(ahead):
+            return "not reproduced"
+        return "reproduced in sign" if self.table.sign_only else "reproduced"
 
-    def signs(self) -> list[bool]:
-        """For each cell with Disco that has a pair, whether it is ahead."""
-        with_disco = (gain for gain in self.gains() if gain.cell.resolved not in ("sizes", "uniform"))
-        return [self.better(gain.spread.mean) for gain in with_disco]
+    def verdicts(self) -> list[Verdict]:
+        """Of each cell with Disco that has a pair, and is no earlier one's under another name."""
+        return [gain.verdict for gain in self.with_disco() if gain.same_as is None]
 
-    def better(self, difference: float) -> bool:
-        return (difference > 0) == self.table.higher_is_better and difference != 0
+    def with_disco(self) -> list[Gain]:
+        """The gains of Disco, not those of sizes over equal weights."""
+        return [gain for gain in self.gains if gain.cell.resolved not in ("sizes", "uniform")]
+
+    @cached_property
+    def only_borrowed(self) -> bool:
+        """Whether all that was run are runs of the table that this one borrows from."""
+        if self.table.borrows is None:
+            return False
+        lent = {self.file(cell, 0) for cell in cells(load_table(self.table.borrows))}
+        return not any(found for cell, found in self.curves.items() if self.file(cell, 0) not in lent)
 
     def file(self, cell: Cell, seed: int) -> Path:
         return PlannedRun(cell, seed, configuration(cell, seed), 0).file
@@ -100,18 +122,48 @@ class Evidence:
 
     def _gain(self, cell: Cell) -> Gain | None:
         base, ours = self.curves[self._first(cell)], self.curves[cell]
-        pairs = {seed: (base[seed], ours[seed]) for seed in base.keys() & ours.keys()}
+        pairs = {seed: _same_length(base[seed], ours[seed]) for seed in sorted(base.keys() & ours.keys())}
         if not pairs:
             return None
-        common = {seed: min(len(a.rounds), len(b.rounds)) for seed, (a, b) in pairs.items()}
         measure = self.table.measure
-        first = {seed: measured(measure, pair[0].first(common[seed])) for seed, pair in pairs.items()}
-        second = {seed: measured(measure, pair[1].first(common[seed])) for seed, pair in pairs.items()}
-        spread = statistics.paired_gain(first, second)
-        assert spread is not None
-        without, with_it = (statistics.mean_and_deviation(list(v.values())).mean for v in (first, second))
-        rounds = (min(common.values()), max(common.values()))
-        return Gain(cell, without, with_it, spread, rounds, self._published_gain(cell))
+        first = {seed: measured(measure, pair[0]) for seed, pair in pairs.items()}
+        second = {seed: measured(measure, pair[1]) for seed, pair in pairs.items()}
+        lengths = [len(pair[0].rounds) for pair in pairs.values()]
+        whole = [_differences(measure, *pair) for pair in pairs.values()]
+        differences = [statistics.after_warm_up(rounds) for rounds in whole]
+        over = statistics.mean_and_deviation(
+            [statistics.mean_and_deviation(rounds).mean for rounds in differences]
+        )
+        interval = statistics.bootstrap(differences)
+        enough = min(map(len, whole)) >= statistics.LAST
+        return Gain(
+            cell=cell,
+            without=statistics.mean_and_deviation(list(first.values())).mean,
+            with_it=statistics.mean_and_deviation(list(second.values())).mean,
+            spread=statistics.mean_and_deviation([second[seed] - first[seed] for seed in first]),
+            by_seed=tuple(second[seed] - first[seed] for seed in first),
+            rounds=(min(lengths), max(lengths)),
+            since=max(lengths) - max(map(len, differences)) + 1,
+            over=over,
+            interval=interval,
+            verdict=self._verdict(interval) if enough else "too few rounds",
+            published=self._published_gain(cell),
+            same_as=self._earlier_twin(cell),
+        )
+
+    def _verdict(self, interval: Interval) -> Verdict:
+        if interval.low <= 0 <= interval.high:
+            return "level"
+        return "ahead" if (interval.low > 0) == self.table.higher_is_better else "behind"
+
+    def _earlier_twin(self, cell: Cell) -> str | None:
+        """An earlier method of the table that came out the same in every round, here and without Disco."""
+        for method in self.table.methods[: self.table.methods.index(cell.method)]:
+            other = Cell(cell.setting, method, cell.weighting)
+            pairs = ((cell, other), (self._first(cell), self._first(other)))
+            if all(_are_same(self.curves[one], self.curves.get(two, {})) for one, two in pairs):
+                return method
+        return None
 
     def _published_gain(self, cell: Cell) -> float | None:
         figures = self.table.published.get(cell.setting, {}).get(cell.method, {})
@@ -142,30 +194,67 @@ def _curves(cell: Cell, results: Path) -> dict[int, Curve]:
     return {seed: curve for seed, curve in found.items() if curve is not None}
 
 
+def _same_length(one: Curve, other: Curve) -> tuple[Curve, Curve]:
+    rounds = min(len(one.rounds), len(other.rounds))
+    return one.first(rounds), other.first(rounds)
+
+
+def _are_same(ours: Curves, others: Curves) -> bool:
+    """Whether every seed of ours is in the others, and equal to it in every round that both have."""
+    if not ours or not ours.keys() <= others.keys():
+        return False
+    pairs = (_same_length(ours[seed], others[seed]) for seed in ours)
+    return all([_scores(a.rounds), _losses(a)] == [_scores(b.rounds), _losses(b)] for a, b in pairs)
+
+
+def _differences(measure: Measure, without: Curve, with_it: Curve) -> list[float]:
+    """Round by round, where both have a value."""
+    value = _BY_ROUND[measure]
+    pairs = ((value(a), value(b)) for a, b in zip(without.rounds, with_it.rounds, strict=True))
+    return [b - a for a, b in pairs if not math.isnan(a) and not math.isnan(b)] or [math.nan]
+
+
+def _scores(rounds: Iterable[Round]) -> list[float | None]:
+    return [line.accuracy for line in rounds]
+
+
 def _percent(curve: Curve) -> list[float]:
-    return [100 * line.accuracy for line in curve.rounds if line.accuracy is not None] or [math.nan]
+    return [100 * score for score in _scores(curve.rounds) if score is not None] or [math.nan]
 
 
-def _loss(curve: Curve) -> float:
-    losses = [line.loss for line in curve.rounds if line.loss is not None]
-    return statistics.last_ten(losses).mean if losses else math.nan
+def _losses(curve: Curve) -> list[float]:
+    return [line.loss for line in curve.rounds if line.loss is not None] or [math.nan]
 
 
-def _variance(curve: Curve) -> float:
-    last = curve.rounds[-1].per_client
-    return statistics.client_variance(last) if last else math.nan
+def _round_percent(line: Round) -> float:
+    return math.nan if line.accuracy is None else 100 * line.accuracy
 
 
-def _tail(curve: Curve) -> float:
-    tails = [statistics.group_means(line.per_category)[-1] for line in curve.rounds]
-    return 100 * statistics.last_ten(tails).mean
+def _round_loss(line: Round) -> float:
+    return math.nan if line.loss is None else line.loss
 
 
+def _round_variance(line: Round) -> float:
+    return statistics.client_variance(line.per_client) if line.per_client else math.nan
+
+
+def _round_tail(line: Round) -> float:
+    return 100 * statistics.group_means(line.per_category)[-1]
+
+
+_BY_ROUND: dict[Measure, Callable[[Round], float]] = {
+    "last_ten": _round_percent,
+    "best": _round_percent,
+    "last": _round_percent,
+    "loss": _round_loss,
+    "client_variance": _round_variance,
+    "tail": _round_tail,
+}
 _MEASURES: dict[Measure, Callable[[Curve], float]] = {
     "last_ten": lambda curve: statistics.last_ten(_percent(curve)).mean,
     "best": lambda curve: statistics.best(_percent(curve)),
     "last": lambda curve: _percent(curve)[-1],
-    "loss": _loss,
-    "client_variance": _variance,
-    "tail": _tail,
+    "loss": lambda curve: statistics.last_ten(_losses(curve)).mean,
+    "client_variance": lambda curve: _round_variance(curve.rounds[-1]),
+    "tail": lambda curve: statistics.last_ten([_round_tail(line) for line in curve.rounds]).mean,
 }

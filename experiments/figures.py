@@ -114,7 +114,7 @@ def _panels(figure: Figure, evidence: Evidence) -> list[str | None]:
     if figure.kind == "levels":
         return [None] if ran else []
     if figure.kind == "heatmap":
-        return [setting for setting in ran if any(g.cell.setting == setting for g in evidence.gains())]
+        return [setting for setting in ran if any(g.cell.setting == setting for g in evidence.gains)]
     return list(ran)
 
 
@@ -183,7 +183,7 @@ def _heatmap(evidence: Evidence, setting: str, axes: Axes) -> None:
     """The gain of the first method that has one, in points."""
     grid = evidence.table.grid
     assert grid is not None
-    method = next(g.cell.method for g in evidence.gains() if g.cell.setting == setting)
+    method = next(g.cell.method for g in evidence.gains if g.cell.setting == setting)
     found = [[evidence.gain(Cell(setting, method, f"a{a:g}-b{b:g}")) for b in grid.b] for a in grid.a]
     gains = np.array([[np.nan if gain is None else gain.spread.mean for gain in row] for row in found])
     limit = float(np.nanmax(np.abs(gains))) or 1.0

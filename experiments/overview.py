@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.evidence import Evidence, Gain
 from experiments.figures import pictures
-from experiments.report import gain_numbers, table_rows
+from experiments.report import GAIN_HEADER, gain_numbers, table_rows
 from experiments.tables import BASE, Table, methods, settings
 
 __all__ = ["Entry", "overview"]
@@ -40,11 +40,10 @@ def _measured(evidence: Sequence[Evidence]) -> list[str]:
     rows = [_row(table, gain) for table, gain in _comparisons(evidence)]
     if not rows:
         return []
-    header = ["setting", "method", "rounds", "seeds", "without", "with Disco", "gain", "published gain"]
+    header = ["setting", "method", "without", "with Disco", *GAIN_HEADER]
     explained = (
-        "Mean of the last ten rounds and of the seeds in %, over the rounds and seeds that both have "
-        "(Facebook comments: test loss, so less is better); after ± the deviation of the gain over seeds. "
-        "The published gain is after 100 rounds."
+        "*Without* and *with Disco* are the mean of the last ten rounds and of the seeds in %, over the "
+        "rounds and seeds that both have (Facebook comments: test loss, so less is better)."
     )
     title = "## Without and with Disco, as far as it was run"
     return [title, "", explained, "", *table_rows(header, rows), ""]
@@ -66,17 +65,16 @@ def _against_base(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
     for each in evidence:
         if each.table.measure not in ("last_ten", "loss"):
             continue
-        for gain in each.gains():
+        for gain in each.gains:
             first = each.table.weightings_of(gain.cell.method)[0]
             if (first, gain.cell.weighting) == (BASE, "disco"):
                 yield each.table, gain
 
 
 def _row(table: Table, gain: Gain) -> list[str]:
-    published, ours, rounds = gain_numbers(gain)
     setting = f"[{settings()[gain.cell.setting].title}](results/{table.name}.md)"
-    figures = [f"{gain.without:.2f}", f"{gain.with_it:.2f}", ours, published]
-    return [setting, methods()[gain.cell.method].title, rounds, str(gain.spread.count), *figures]
+    means = [f"{gain.without:.2f}", f"{gain.with_it:.2f}"]
+    return [setting, methods()[gain.cell.method].title, *means, *gain_numbers(table, gain)]
 
 
 def _pictures(evidence: Sequence[Evidence]) -> list[str]:

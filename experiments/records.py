@@ -38,7 +38,7 @@ class Curve:
 
     config: RunConfig
     versions: dict[str, str]
-    engine: str
+    made_with: str
     categories: tuple[str, ...]
     rounds: tuple[Round, ...]
 
@@ -81,8 +81,17 @@ def read_curve(path: Path, config: RunConfig) -> Curve | None:
             hint="The table was changed after the run: remove the file to run it anew.",
         )
     rounds = tuple(_round(line) for line in lines if line["kind"] == "round")
-    engine = header.get("machine", {}).get("engine", "in-process")
-    return Curve(ran, header["versions"], engine, tuple(header["categories"]), rounds)
+    return Curve(ran, header["versions"], _made_with(header), tuple(header["categories"]), rounds)
+
+
+def _made_with(header: dict[str, Any]) -> str:
+    """Engine and kernels, kind of processor and commit, as far as the file names them."""
+    machine = header.get("machine", {})
+    parts = [f"engine {machine.get('engine', 'in-process')}"]
+    parts += [f"kernels {machine['kernels']}"] if "kernels" in machine else []
+    parts += [machine["processor"]] if "processor" in machine else []
+    parts += [f"commit {header['commit'][:10]}"] if header.get("commit") else []
+    return ", ".join(parts)
 
 
 def rounds_in(path: Path) -> int:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from experiments import statistics
-from experiments.evidence import Evidence, Gain, measured
+from experiments.evidence import Evidence, Gain, Verdict, measured
 from experiments.plan import Cell
 from experiments.records import Curve
 from experiments.statistics import Spread
-from experiments.tables import BASE, Published, Table, methods, settings
+from experiments.tables import BASE, Published, Table, load_table, methods, settings
 
-__all__ = ["gain_numbers", "progress", "table_page", "table_rows"]
+__all__ = [
+    "GAIN_HEADER",
+    "gain_numbers",
+    "heading",
+    "progress",
+    "table_page",
+    "table_rows",
+]
 
 WORDS = {"last_ten": "mean of the last ten rounds, %", "best": "best round, %", "last": "last round, %"}
 WORDS |= {
@@ -26,7 +34,7 @@ def table_page(evidence: Evidence, pictures: Sequence[str]) -> str:
     """The whole page of a table; ``pictures`` are the names of its SVG files."""
     table = evidence.table
     parts = [*heading(table), f"{_capital(evidence.state())}: {progress(evidence)}", ""]
-    parts += [f"Measured: {WORDS[table.measure]}. {_spread_words(table)}", ""]
+    parts += [f"Measured: {WORDS[table.measure]}. {_spread_words(table)}{_target_words(table)}", ""]
     for setting in table.settings:
         parts += [f"## {settings()[setting].title}", "", *_setting(evidence, setting), ""]
     parts += [f"![{name}]({name})\n" for name in pictures]
@@ -46,14 +54,38 @@ def heading(table: Table) -> list[str]:
 
 
 def progress(evidence: Evidence) -> str:
-    """How much was run, and in how many comparisons Disco is ahead, in a sentence or two."""
+    """How much was run, and in how many comparisons Disco is ahead, in a few sentences."""
     there, asked = evidence.rounds()
     if not there:
         reasons = dict.fromkeys(settings()[setting].unrun for setting in evidence.table.settings)
         return f"no round of it, {', '.join(reasons)}."
-    signs = evidence.signs()
     ran = f"{there} of {asked} rounds were run"
-    return f"{ran}; Disco is ahead in {sum(signs)} of {len(signs)} comparisons." if signs else f"{ran}."
+    if evidence.only_borrowed:
+        lender = load_table(evidence.table.borrows or "").title
+        return f"no run of its own, for want of time; {ran}, all of them for *{lender}*."
+    verdicts = evidence.verdicts()
+    said = f"{ran}; {_counted(verdicts)}." if verdicts else f"{ran}."
+    return " ".join([said, *_twins(evidence)])
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    """In how many comparisons Disco is ahead, level and behind.
+
+    >>> _counted(["ahead", "level", "ahead"])
+    'of 3 comparisons Disco is ahead in 2, level in 1'
+    """
+    counts = [(word, verdicts.count(word)) for word in get_args(Verdict)]
+    parts = [f"{word} in {count}" for word, count in counts if count or word == "ahead"]
+    return f"of {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'} Disco is {', '.join(parts)}"
+
+
+def _twins(evidence: Evidence) -> list[str]:
+    """Which methods came out as others did, and were not counted again."""
+    twins = {gain.cell.method: gain.same_as for gain in evidence.with_disco() if gain.same_as}
+    return [
+        f"{methods()[name].title} is {methods()[other].title} here (all rounds are the same) and not counted."
+        for name, other in twins.items()
+    ]
 
 
 def table_rows(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 2) -> list[str]:
@@ -121,7 +153,8 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
     ours = statistics.mean_and_deviation(values)
     row += [_spread(ours, _deviation(table, ours, curves.values()))]
     lengths = [len(curve.rounds) for curve in curves.values()]
-    compares = published is not None and min(lengths) >= asked  # a few rounds say nothing about a hundred
+    # a few rounds say nothing about a hundred, nor does another setting
+    compares = published is not None and min(lengths) >= asked and not table.published_of
     row += [f"{ours.mean - published.value:+.2f}" if published and compares else ""]
     if table.higher_is_better:
         row += [_mean(measured("last", curve) for curve in curves.values())]
@@ -159,32 +192,56 @@ def _rounds_to(target: float, curves: Sequence[Curve], published: Published | No
 
 
 def _gains(evidence: Evidence, setting: str) -> list[str]:
-    found = [gain for gain in evidence.gains() if gain.cell.setting == setting]
+    found = [gain for gain in evidence.gains if gain.cell.setting == setting]
     if not found:
         return []
-    header = ["method", "weighting", "published gain", "our gain", "pairs", "rounds compared"]
+    header = ["method", "weighting", *GAIN_HEADER]
+    rows = [
+        [methods()[gain.cell.method].title, _weighting(gain.cell), *gain_numbers(evidence.table, gain)]
+        for gain in found
+    ]
     return [
-        "Gain over the first weighting, pairs of the same seed over the rounds that both have:",
+        "Gain over the first weighting, pairs of the same seed over the rounds that both have "
+        "([what the columns mean](../results.md#how-gains-are-compared)):",
         "",
-        *table_rows(header, [_gain_row(gain) for gain in found]),
+        *table_rows(header, rows),
         "",
     ]
 
 
-def _gain_row(gain: Gain) -> list[str]:
-    published, ours, rounds = gain_numbers(gain)
-    name = methods()[gain.cell.method].title
-    return [name, _weighting(gain.cell), published, ours, str(gain.spread.count), rounds]
+GAIN_HEADER = (
+    "rounds", "seeds", "published gain", "gain", "by seed", "over the run", "95 %", "Disco is",
+)  # fmt: skip
 
 
-def gain_numbers(gain: Gain) -> tuple[str, str, str]:
-    """The published gain, ours with its deviation over seeds, and the rounds compared."""
-    published = "" if gain.published is None else f"{gain.published:+.2f}"
-    ours = f"{gain.spread.mean:+.2f}"
-    if gain.spread.deviation is not None:
-        ours += f" ± {gain.spread.deviation:.2f}"
+def gain_numbers(table: Table, gain: Gain) -> list[str]:
+    """The cells under ``GAIN_HEADER``."""
     low, high = gain.rounds
-    return published, ours, str(low) if low == high else f"{low} to {high}"
+    return [
+        str(low) if low == high else f"{low} to {high}",
+        str(gain.spread.count),
+        published_gain(table, gain),
+        f"{gain.spread.mean:+.2f}",
+        ", ".join(f"{value:+.2f}" for value in gain.by_seed) if len(gain.by_seed) > 1 else "",
+        f"{gain.over.mean:+.2f}",
+        f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}",
+        _verdict(gain),
+    ]
+
+
+def published_gain(table: Table, gain: Gain) -> str:
+    """In brackets unless ours is of its setting and rounds, so that nobody takes the two for comparable."""
+    if gain.published is None:
+        return ""
+    asked = table.rounds or int(settings()[gain.cell.setting].config["rounds"])
+    number = f"{gain.published:+.2f}"
+    unlike = [f"after {asked}"] if gain.rounds[0] < asked else []
+    unlike += [f"of {table.published_of}"] if table.published_of else []
+    return f"({number} {', '.join(unlike)})" if unlike else number
+
+
+def _verdict(gain: Gain) -> str:
+    return f"as {methods()[gain.same_as].title}, the same run" if gain.same_as else gain.verdict
 
 
 def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
@@ -193,8 +250,16 @@ def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
     rows = []
     for a in grid.a:
         gains = [evidence.gain(Cell(setting, method, f"a{a:g}-b{b:g}")) for b in grid.b]
-        rows.append([f"a = {a:g}", *(f"{g.spread.mean:+.2f}" if g else "not yet run" for g in gains)])
+        rows.append([f"a = {a:g}", *(_grid_words(gain) for gain in gains)])
     return table_rows(["", *(f"b = {b:g}" for b in grid.b)], rows)
+
+
+def _grid_words(gain: Gain | None) -> str:
+    if gain is None:
+        return "not yet run"
+    low, high = gain.rounds
+    rounds = f"{low}" if low == high else f"{low} to {high}"
+    return f"{gain.spread.mean:+.2f} ({rounds} rounds, seeds: {gain.spread.count})"
 
 
 # ---------------------------------------------------------------- words and numbers
@@ -234,16 +299,18 @@ def _spread_words(table: Table) -> str:
     return f"After ± stands the standard deviation over {over}."
 
 
+def _target_words(table: Table) -> str:
+    if table.target_accuracy is None:
+        return ""
+    target = f"{100 * table.target_accuracy:g} %"
+    return f" Rounds to {target} are counted from 0 as in the paper: the first round trained is round 0."
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _made_with(evidence: Evidence) -> list[str]:
-    versions = sorted(
-        {
-            f"PyTorch {curve.versions['torch']} (engine {curve.engine})"
-            for found in evidence.curves.values()
-            for curve in found.values()
-        }
-    )
+    curves = [curve for found in evidence.curves.values() for curve in found.values()]
+    versions = sorted({f"PyTorch {curve.versions['torch']} ({curve.made_with})" for curve in curves})
     return [f"Made with {', '.join(versions)}."] if versions else []

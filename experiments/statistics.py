@@ -6,20 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 __all__ = [
     "LAST",
+    "WARM_UP",
+    "Interval",
     "Spread",
+    "after_warm_up",
     "best",
+    "bootstrap",
     "client_variance",
     "group_means",
     "last_ten",
     "mean_and_deviation",
-    "paired_gain",
     "rounds_to",
 ]
 
 LAST = 10
 """Rounds that the paper's partial-participation table averages over."""
+WARM_UP = 20
+"""Rounds that a gain over a whole run leaves out: both models are still far from where they end."""
+BLOCK = 10
+"""Rounds that are drawn together, at most: what is lucky in one round still is in the next."""
+RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,14 @@ class Spread:
     mean: float
     deviation: float | None
     count: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From the 2.5th to the 97.5th percentile of what resampling gave."""
+
+    low: float
+    high: float
 
 
 def mean_and_deviation(values: Sequence[float]) -> Spread:
@@ -57,12 +75,12 @@ def best(curve: Sequence[float]) -> float:
 
 
 def rounds_to(curve: Sequence[float], target: float) -> int | None:
-    """The first round (from 1) that reaches ``target``; None if none does.
+    """The first round that reaches ``target``, counted from 0 as the paper does; None if none does.
 
     >>> rounds_to([0.2, 0.56, 0.5], 0.55)
-    2
+    1
     """
-    return next((number for number, value in enumerate(curve, start=1) if value >= target), None)
+    return next((number for number, value in enumerate(curve) if value >= target), None)
 
 
 def client_variance(accuracies: Sequence[float]) -> float:
@@ -91,11 +109,37 @@ def group_means(per_category: Sequence[float], sizes: Sequence[int] = (4, 3, 3))
     )
 
 
-def paired_gain(without: dict[int, float], with_it: dict[int, float]) -> Spread | None:
-    """Difference by seed, over the seeds that both have; None if they share none.
+def after_warm_up(curve: Sequence[float]) -> Sequence[float]:
+    """Without the first ``WARM_UP`` rounds, if at least ``LAST`` remain; otherwise all of them."""
+    return curve[WARM_UP:] if len(curve) >= WARM_UP + LAST else curve
 
-    >>> paired_gain({0: 0.5, 1: 0.25}, {0: 0.75, 2: 0.9})
-    Spread(mean=0.25, deviation=None, count=1)
+
+def bootstrap(by_seed: Sequence[Sequence[float]]) -> Interval:
+    """95 % interval of the mean over seeds of the mean over rounds: both are resampled.
+
+    Seeds are drawn with replacement, and of each the rounds in circular blocks of ``BLOCK``, or of a quarter
+    of the rounds if that is less (Politis and Romano, 1992), since neighbouring rounds are alike. Of a single
+    seed only the rounds can be resampled. The draws are always the same.
+
+    >>> bootstrap([[1.0, 1.0, 1.0], [1.0, 1.0]])
+    Interval(low=1.0, high=1.0)
     """
-    shared = sorted(without.keys() & with_it.keys())
-    return mean_and_deviation([with_it[seed] - without[seed] for seed in shared]) if shared else None
+    if not by_seed or not all(by_seed):
+        raise ValueError("no rounds to resample")
+    random = np.random.RandomState(0)
+    chosen = random.randint(len(by_seed), size=(RESAMPLES, len(by_seed)))
+    means = np.empty(chosen.shape)
+    for seed, rounds in enumerate(by_seed):
+        places = chosen == seed
+        means[places] = _block_means(np.asarray(rounds, dtype=np.float64), int(places.sum()), random)
+    low, high = np.percentile(means.mean(axis=1), [2.5, 97.5])
+    return Interval(round(float(low), 9), round(float(high), 9))
+
+
+def _block_means(rounds: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
+    """Means of ``count`` resamples, shape (count,), each of as many blocks as cover the rounds."""
+    length = max(1, min(BLOCK, len(rounds) // 4))
+    around = np.concatenate([rounds, rounds[: length - 1]])
+    blocks = np.lib.stride_tricks.sliding_window_view(around, length).mean(axis=1)
+    drawn = random.randint(len(rounds), size=(count, -(-len(rounds) // length)))
+    return np.asarray(blocks[drawn].mean(axis=1))

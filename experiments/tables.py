@@ -109,6 +109,13 @@ class Table(Frozen):
     only: dict[Name, tuple[Name, ...]] = Field(
         default_factory=dict, description="methods with other weightings than the table's"
     )
+    borrows: Name | None = Field(
+        None, description="a table whose runs are one row or column of this: alone they show nothing of it"
+    )
+    published_of: str = Field(
+        "", description="the setting of the published figures, if it is not the table's"
+    )
+    sign_only: bool = Field(False, description="so little of it is published that only signs compare")
     grid: Grid | None = None
     seeds: int = Field(5, ge=1)
     measure: Measure = "last_ten"

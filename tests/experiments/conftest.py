@@ -14,4 +14,4 @@ from tests.helpers.small_table import with_digits
 def digits() -> Iterator[None]:
     with_digits()
     yield
-    del settings()["digits"]
+    del settings()["digits"], settings()["digits-12"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from experiments.figures import draw
 from experiments.overview import Entry, overview
 from experiments.plan import Cell
 from experiments.report import progress, table_page
+from experiments.tables import load_table
 from shared.problems import InvalidConfiguration
-from tests.helpers.small_table import table, write_curves
+from tests.helpers.small_table import longer, table, write_curves
 
 CURVES = {
     ("fedavg", "base", 0): [0.40, 0.50, 0.60],
@@ -38,10 +40,10 @@ def test_ours_beside_the_published_figures(results: Path) -> None:
     # seeds: mean of 50 and 40 is 45, deviation sqrt(50) = 7.07; last 60 and 50; within a curve deviation 10
     assert line(page, "| FedAvg | sizes (base)") == [
         "FedAvg", "sizes (base)", "54.27 ± 3.44", "45.00 ± 7.07", "-9.27",
-        "55.00", "55.00", "10.00", "3, not reached 1 x (58)", "2 of 2", "3",
+        "55.00", "55.00", "10.00", "2, not reached 1 x (58)", "2 of 2", "3",
     ]  # fmt: skip
     assert line(page, "| FedAvg | disco") == [
-        "FedAvg", "disco", "61.59", "55.00", "", "60.00", "60.00", "7.07", "2", "1 of 2", "2 of 3",
+        "FedAvg", "disco", "61.59", "55.00", "", "60.00", "60.00", "7.07", "1", "1 of 2", "2 of 3",
     ]  # fmt: skip
 
 
@@ -49,7 +51,78 @@ def test_a_gain_compares_pairs_over_the_rounds_that_both_have(results: Path) -> 
     page = table_page(gather(table(), results), [])
     after = page[page.index("Gain over the first weighting") :]
     # seed 0, two rounds: mean of 50 and 60 against mean of 40 and 50
-    assert line(after, "| FedAvg") == ["FedAvg", "disco", "+7.32", "+10.00", "1", "2"]
+    assert line(after, "| FedAvg") == [
+        "FedAvg", "disco", "2", "1", "(+7.32 after 3)", "+10.00", "", "+10.00", "+10.00 to +10.00",
+        "too few rounds",
+    ]  # fmt: skip
+
+
+def test_a_published_gain_stands_beside_as_many_rounds_and_seeds_are_told_apart(tmp_path: Path) -> None:
+    curves = {("fedavg", "base", seed): [0.3] * 3 for seed in (0, 1)}
+    curves |= {("fedavg", "disco", 0): [0.4] * 3, ("fedavg", "disco", 1): [0.32] * 3}
+    write_curves(tmp_path, curves, table())
+    page = table_page(gather(table(), tmp_path), [])
+    row = line(page[page.index("Gain over the first weighting") :], "| FedAvg")
+    assert row[2:8] == ["3", "2", "+7.32", "+6.00", "+10.00, +2.00", "+6.00"]
+    elsewhere = table_page(gather(table(published_of="7+1 clients"), tmp_path), [])
+    assert line(elsewhere, "| FedAvg | disco")[4] == ""
+    assert "| (+7.32 of 7+1 clients) |" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("disco", "verdict"),
+    [
+        ([0.5] * 12, "ahead"),
+        ([0.3] * 12, "behind"),
+        ([0.41, 0.39] * 6, "level"),
+        ([0.5] * 9, "too few rounds"),
+    ],
+)
+def test_who_is_ahead_is_decided_by_the_interval(tmp_path: Path, disco: list[float], verdict: str) -> None:
+    given = longer(methods=["fedavg"])
+    write_curves(tmp_path, {("fedavg", "base", 0): [0.4] * 12, ("fedavg", "disco", 0): disco}, given)
+    evidence = gather(given, tmp_path)
+    assert evidence.verdicts() == [verdict]
+    assert f"of 1 comparison Disco is ahead in {int(verdict == 'ahead')}" in progress(evidence)
+
+
+def test_the_gain_over_the_run_leaves_the_first_twenty_rounds_out(tmp_path: Path) -> None:
+    given = longer(methods=["fedavg"])
+    curves = {("fedavg", "base", 0): [0.4] * 32, ("fedavg", "disco", 0): [*[0.1] * 20, *[0.5] * 12]}
+    write_curves(tmp_path, curves, given)
+    gain = gather(given, tmp_path).gains[0]
+    assert (gain.since, gain.verdict) == (21, "ahead")
+    assert gain.over.mean == pytest.approx(10)
+
+
+def test_a_method_that_is_another_one_here_is_not_counted(tmp_path: Path) -> None:
+    given = longer(methods=["fedavg", "fednova", "fedprox"])
+    curves = {
+        (method, weighting, 0): [score] * 12
+        for method in ("fedavg", "fednova", "fedprox")
+        for weighting, score in (("base", 0.4), ("disco", 0.5 if method == "fedprox" else 0.6))
+    }
+    curves["fednova", "disco", 0] = [0.6] * 11  # as far as it goes
+    write_curves(tmp_path, curves, given)
+    evidence = gather(given, tmp_path)
+    assert evidence.verdicts() == ["ahead", "ahead"]
+    assert [gain.same_as for gain in evidence.gains] == [None, "fedavg", None]
+    assert "FedNova is FedAvg here (all rounds are the same) and not counted." in progress(evidence)
+    assert "as FedAvg, the same run |" in table_page(evidence, [])
+
+
+def test_a_table_that_has_only_borrowed_runs_is_not_yet_run(tmp_path: Path) -> None:
+    given = load_table("client-number")
+    borrowed = {("fedavg", "base", 0): [0.4] * 30, ("fedavg", "disco", 0): [0.5] * 30}
+    write_curves(tmp_path, borrowed, given.model_copy(update={"settings": ("cifar10-niid1",)}))
+    evidence = gather(given, tmp_path)
+    assert evidence.state() == "not yet run"
+    assert progress(evidence) == (
+        "no run of its own, for want of time; 60 of 1800 rounds were run, all of them for "
+        "*Eight methods without and with Disco*."
+    )
+    write_curves(tmp_path, borrowed, given.model_copy(update={"settings": ("cifar10-clients30",)}))
+    assert gather(given, tmp_path).state() == "partly"
 
 
 def test_what_was_not_run_is_folded_away(results: Path) -> None:
@@ -58,7 +131,9 @@ def test_what_was_not_run_is_folded_away(results: Path) -> None:
     assert "FedDyn" not in shown
     assert "<summary>Not yet run, for want of time: 2 of them, with the published figures</summary>" in folded
     assert line(folded, "| FedDyn") == ["FedDyn", "uniform (base)", ""]
-    assert "Partly: 8 of 24 rounds were run; Disco is ahead in 1 of 1 comparisons." in page
+    assert (
+        "Partly: 8 of 24 rounds were run; of 1 comparison Disco is ahead in 0, too few rounds in 1." in page
+    )
 
 
 def test_a_setting_of_which_nothing_was_run_has_no_empty_table(tmp_path: Path) -> None:
@@ -68,12 +143,21 @@ def test_a_setting_of_which_nothing_was_run_has_no_empty_table(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("disco", "state"),
-    [([0.5, 0.5, 0.5], "reproduced"), ([0.3, 0.3, 0.3], "not reproduced"), (None, "partly")],
+    ("disco", "changes", "state"),
+    [
+        ([0.5] * 12, {}, "reproduced"),
+        ([0.5] * 12, {"sign_only": True}, "reproduced in sign"),
+        ([0.3] * 12, {}, "not reproduced"),
+        ([0.4] * 12, {}, "not reproduced"),
+        ([0.5] * 11, {}, "partly"),
+        (None, {}, "partly"),
+    ],
 )
-def test_the_state_of_a_table(tmp_path: Path, disco: list[float] | None, state: str) -> None:
-    given = table(methods=["fedavg"], seeds=1)
-    curves = {("fedavg", "base", 0): [0.4, 0.4, 0.4]}
+def test_the_state_of_a_table(
+    tmp_path: Path, disco: list[float] | None, changes: dict[str, Any], state: str
+) -> None:
+    given = longer(methods=["fedavg"], **changes)
+    curves = {("fedavg", "base", 0): [0.4] * 12}
     write_curves(tmp_path, curves | ({("fedavg", "disco", 0): disco} if disco else {}), given)
     assert gather(given, tmp_path).state() == state
 
@@ -85,11 +169,11 @@ def test_a_table_without_results_is_not_yet_run(tmp_path: Path) -> None:
 
 
 def test_a_lower_loss_is_better(tmp_path: Path) -> None:
-    given = table(methods=["fedavg"], seeds=1, measure="loss", published={}, target_accuracy=None, figures=[])
-    curves = {("fedavg", "base", 0): [0.4] * 3, ("fedavg", "disco", 0): [0.5] * 3}
+    given = longer(methods=["fedavg"], measure="loss", target_accuracy=None)
+    curves = {("fedavg", "base", 0): [0.4] * 12, ("fedavg", "disco", 0): [0.5] * 12}
     write_curves(tmp_path, curves, given)
     evidence = gather(given, tmp_path)
-    assert evidence.gains()[0].spread.mean == pytest.approx(-0.1)
+    assert evidence.gains[0].spread.mean == pytest.approx(-0.1)
     assert evidence.state() == "reproduced"
 
 
@@ -155,7 +239,7 @@ def test_the_map_of_a_and_b(tmp_path: Path) -> None:
     evidence = gather(given, tmp_path)
     page = table_page(evidence, draw(evidence, tmp_path))
     assert line(page, "| a = 0.2") == ["a = 0.2", "not yet run"]
-    assert line(page, "| a = 0.5") == ["a = 0.5", "+10.00"]
+    assert line(page, "| a = 0.5") == ["a = 0.5", "+10.00 (3 rounds, seeds: 1)"]
     assert (tmp_path / "small-heatmap-digits.png").exists()
 
 
@@ -172,7 +256,8 @@ def test_the_overview_shows_each_comparison_once_with_its_picture(results: Path)
     page = overview([Entry(e.table, "partly", "", e) for e in (otherwise, unpublished, evidence)])
     # seed 0, two rounds, as in the table's own page
     assert line(page, "| [Digits]") == [
-        "[Digits](results/small.md)", "FedAvg", "2", "1", "45.00", "55.00", "+10.00", "+7.32",
+        "[Digits](results/small.md)", "FedAvg", "45.00", "55.00", "2", "1", "(+7.32 after 3)", "+10.00", "",
+        "+10.00", "+10.00 to +10.00", "too few rounds",
     ]  # fmt: skip
     assert page.count("| [Digits]") == 1
     assert "(results/small-curves-digits.svg)" in page

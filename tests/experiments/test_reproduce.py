@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def test_the_page_says_which_engine_made_it(small: Path) -> None:
     asked = request(small, seeds=1, rounds=1, only="*-fedavg-sizes-*", engine="grouped")
     assert reproduce(asked, lambda line: None)
     page = (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
-    assert page.rstrip().endswith("(engine grouped).")
+    assert "(engine grouped, kernels torch, " in page
+    assert platform.machine() in page.splitlines()[-1]
 
 
 def test_report_only_runs_nothing(small: Path) -> None:

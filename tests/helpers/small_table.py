@@ -35,8 +35,14 @@ def table(**changes: Any) -> Table:
 
 
 def with_digits() -> None:
-    """Make the setting known to every table."""
+    """Make the settings ``digits`` (3 rounds) and ``digits-12`` (12 rounds) known to every table."""
     settings()["digits"] = DIGITS
+    settings()["digits-12"] = DIGITS.model_copy(update={"config": DIGITS.config | {"rounds": 12}})
+
+
+def longer(**changes: Any) -> Table:
+    """A table of ``digits-12``: enough rounds to say who is ahead."""
+    return table(**{"settings": ["digits-12"], "published": {}, "figures": [], "seeds": 1} | changes)
 
 
 def write_curves(results: Path, accuracies: dict[tuple[str, str, int], list[float]], given: Table) -> None:
