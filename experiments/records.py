@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import RunConfig
+from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, same_results
 
@@ -57,10 +58,8 @@ def publish(source: Path, target: Path) -> int:
     if here <= there:
         return there
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(target.name + ".tmp")
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in _compact(lines))
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(target)
+    replace_file(target, text.encode(), durable=False)
     return here
 
 

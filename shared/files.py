@@ -1,4 +1,4 @@
-"""Durable files: a temporary name, fsync, rename, fsync of the folder; and what to say when that fails."""
+"""Files that appear whole: a temporary name, fsync, rename, fsync of the folder; and errors that help."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from shared.problems import StorageUnavailable
 
-__all__ = ["MODE", "PARTIAL", "replacing", "storage_errors", "sync_folder"]
+__all__ = [
+    "MODE",
+    "PARTIAL",
+    "PRIVATE",
+    "remove_partial",
+    "replace_file",
+    "replacing",
+    "storage_errors",
+    "sync_folder",
+]
 
 MODE = 0o644  # a second container or a backup under another user must be able to read a shared volume
+PRIVATE = 0o600  # tokens
 PARTIAL = ".partial"
 
 _ADVICE = {
@@ -53,25 +63,57 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that appears at ``path``, whole and durable, only if the block succeeds.
+def replacing(
+    path: Path, *, durable: bool = True, mode: int = MODE, overwrite: bool = True
+) -> Iterator[BinaryIO]:
+    """A file to write that appears at ``path`` only if the block succeeds, and whole.
 
-    Until then it has a temporary name (``*.partial``) in the same folder; after a failure nothing is left.
-    Without ``durable`` the file outlives this process, but perhaps not a power loss: for what can be made
-    again, and whose digest is kept elsewhere. Raises StorageUnavailable.
+    Until then it has a temporary name (``.*.partial``) in the same folder; an exception leaves nothing.
+
+    Args:
+        durable: it survives a power loss. Otherwise only the death of this process: for what can be made
+            again, or whose digest is kept elsewhere.
+        mode: its permissions.
+        overwrite: False leaves a file that is at ``path`` already, and drops this one.
+
+    Raises:
+        StorageUnavailable: the system refused; the OSError is its cause.
     """
     with storage_errors(path.parent):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=PARTIAL)
         try:
             with open(handle, "wb") as file:
-                os.fchmod(handle, MODE)
+                os.fchmod(handle, mode)
                 yield file
                 file.flush()
                 if durable:
                     os.fsync(handle)
-            os.replace(name, path)
+            if overwrite:
+                os.replace(name, path)
+            else:
+                _link_new(name, path)
         except BaseException:
             os.unlink(name)
             raise
         if durable:
             sync_folder(path.parent)
+
+
+def _link_new(name: str, path: Path) -> None:
+    with suppress(FileExistsError):
+        os.link(name, path)
+    os.unlink(name)
+
+
+def replace_file(
+    path: Path, content: bytes, *, durable: bool = True, mode: int = MODE, overwrite: bool = True
+) -> None:
+    """:func:`replacing` for content that is in memory."""
+    with replacing(path, durable=durable, mode=mode, overwrite=overwrite) as file:
+        file.write(content)
+
+
+def remove_partial(folder: Path) -> None:
+    """Delete what a killed process left half written; only where no other process writes now."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from shared.aggregation.round_end import Arrived, Closed, Start, close_round
 from shared.algorithms.base import UpdateInfo
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
+from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
 from shared.weighting import Contribution
@@ -87,6 +88,7 @@ class Federation:
         self._sizes = [len(workshop.examples(index)) for index in range(workshop.clients)]
         self._discrepancies = [self._discrepancy(index) for index in range(workshop.clients)]
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config))
+        remove_partial(folder)
         self.files = self._found() or self._begun()
         self._enrol()
         for _ in range(self.files.completed):
@@ -118,9 +120,7 @@ class Federation:
         return Files(model="model-0")
 
     def _commit(self, files: Files) -> None:
-        draft = self.folder / f"{CHECKPOINT}.tmp"
-        draft.write_text(files.model_dump_json(), encoding="utf-8")
-        draft.replace(self.folder / CHECKPOINT)
+        replace_file(self.folder / CHECKPOINT, files.model_dump_json().encode(), durable=False)
         for name in self.files.names - files.names:
             (self.folder / name).unlink(missing_ok=True)
         self.files = files

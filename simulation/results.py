@@ -17,6 +17,7 @@ import torch
 
 from shared.config import RunConfig
 from shared.device import describe
+from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.processor import model_name, vector_flags
 from simulation.engines import ROUNDING, EngineName
@@ -51,9 +52,8 @@ class Results:
 
     def rewrite(self, lines: list[dict[str, Any]]) -> None:
         """Keep only these lines (a crash left more, or less, than the checkpoint)."""
-        draft = self.path.with_name(self.path.name + ".tmp")
-        draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        draft.replace(self.path)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        replace_file(self.path, text.encode(), durable=False)
 
     def append(self, line: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

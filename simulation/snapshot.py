@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared.files import replace_file
 from simulation.federation import CHECKPOINT, Files
 from simulation.results import checkpoint_of
 
@@ -41,22 +41,13 @@ class Snapshot:
         folder = checkpoint_of(out)
         folder.mkdir(parents=True, exist_ok=True)
         for name in sorted(self.files.keys() - {CHECKPOINT}):
-            _write(folder / name, self.files[name])
+            replace_file(folder / name, self.files[name])
         if self.results:
-            _write(out, self.results)
+            replace_file(out, self.results)
         if CHECKPOINT in self.files:
-            _write(folder / CHECKPOINT, self.files[CHECKPOINT])
+            replace_file(folder / CHECKPOINT, self.files[CHECKPOINT])
         for path in folder.iterdir():
             if path.name not in self.names:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not self.names:
             folder.rmdir()
-
-
-def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -24,9 +24,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from shared import wire
 from shared.config import Slug
+from shared.files import replace_file
 from shared.schemas import Body, Digest, Train, UpdateReport
 from shared.wire.digests import digest_of
-from worker.state import set_aside, write_atomically
+from worker.state import set_aside
 
 if TYPE_CHECKING:
     from shared.algorithms.base import Groups
@@ -171,7 +172,7 @@ class RunJournal:
             round=assignment.round, attempt=assignment.attempt, update=finished, before=before, after=after
         )
         keeps = after.file is not None or (before is not None and before.file is not None)
-        write_atomically(self.folder / "entry.json", entry.model_dump_json().encode(), durable=keeps)
+        replace_file(self.folder / "entry.json", entry.model_dump_json().encode(), durable=keeps)
         self._entry = entry
         self._verified |= {name for name in (finished.file, after.file) if name}
         self._sweep()

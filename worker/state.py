@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from shared.files import sync_folder
+from shared.files import PRIVATE, remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Body
 
@@ -33,7 +33,6 @@ __all__ = [
     "prepare_token",
     "read_credential",
     "set_aside",
-    "write_atomically",
     "write_credential",
 ]
 
@@ -66,6 +65,7 @@ def lock_folder(folder: Path, *, slots: bool = False) -> Iterator[Path]:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if _try_lock(descriptor):
+                remove_partial(path)
                 yield path
                 return
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
@@ -115,7 +115,7 @@ def read_credential(folder: Path, url: str) -> StoredCredential | None:
 
 
 def write_credential(folder: Path, credential: StoredCredential) -> None:
-    write_atomically(folder / "credential.json", credential.model_dump_json().encode())
+    replace_file(folder / "credential.json", credential.model_dump_json().encode(), mode=PRIVATE)
     (folder / "registration.json").unlink(missing_ok=True)
 
 
@@ -127,25 +127,8 @@ def prepare_token(folder: Path, url: str, name: str | None) -> str:
         if (pending.url, pending.name) == (url, name):
             return pending.token
     pending = PendingRegistration(url=url, name=name, token=secrets.token_urlsafe(32))
-    write_atomically(path, pending.model_dump_json().encode())
+    replace_file(path, pending.model_dump_json().encode(), mode=PRIVATE)
     return pending.token
-
-
-def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Either the old content or the new, whatever is killed when; mode 0600.
-
-    Without ``durable`` that holds for a killed process, not for a power loss.
-    """
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    temporary.replace(path)
-    if durable:
-        sync_folder(path.parent)
 
 
 def set_aside(path: Path) -> Path:

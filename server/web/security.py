@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.settings import Settings
+from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
 
 __all__ = ["Guard", "KnownClient", "admin_token", "bearer", "hash_token", "new_token", "viewer_password"]
@@ -69,28 +69,20 @@ def admin_token(settings: Settings) -> str:
     path = settings.data_folder / "admin-token"
     try:
         return _read_or_make(path)
-    except OSError as error:
+    except StorageUnavailable as error:
         raise StorageUnavailable(
-            f"the admin token cannot be kept in {path}: {error.strerror}",
+            f"the admin token cannot be kept in {path}: {error.detail}",
             hint="Make the data folder writable, or set FEDDISCO_ADMIN_TOKEN.",
         ) from error
 
 
 def _read_or_make(path: Path) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(new_token() + "\n")
-            file.flush()
-            os.fsync(descriptor)
-        os.link(temporary, path)  # fails if it is there, whole: two first starts end up with one token
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
-    return path.read_text().strip()
+    with storage_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            # kept if another process makes one at the same moment: both first starts end up with one token
+            replace_file(path, f"{new_token()}\n".encode(), mode=PRIVATE, overwrite=False)
+        return path.read_text().strip()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 
 from shared.data import Archive
+from shared.files import replacing
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -106,13 +105,7 @@ def _read(kept: Path) -> Pixels | None:
 
 
 def _keep(kept: Path, images: Pixels) -> None:
-    """Write under a temporary name and rename: several processes may do the same at the same time."""
+    """Several processes may do so at the same time."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".part", delete=False) as file:
-        try:
-            np.save(file, images, allow_pickle=False)
-            file.flush()
-            os.replace(file.name, kept)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with replacing(kept, durable=False) as file:
+        np.save(file, images, allow_pickle=False)

@@ -19,7 +19,6 @@ from worker.state import (
     lock_folder,
     prepare_token,
     read_credential,
-    write_atomically,
     write_credential,
 )
 
@@ -97,13 +96,11 @@ def test_an_unreadable_credential_is_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / "credential.json.unreadable").exists()
 
 
-def test_a_write_replaces_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.with_name("file.new").write_text("left over by a crash, longer than what follows")
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+def test_what_a_killed_worker_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".credential.json.k3x0.partial").write_text('{"url": "https://coordi')
+    (tmp_path / "credential.json.unreadable").write_text("kept")
+    with lock_folder(tmp_path) as folder:
+        assert {file.name for file in folder.iterdir()} == {"lock", "credential.json.unreadable"}
 
 
 def test_until_the_answer_the_same_token_is_asked_for(tmp_path: Path) -> None:
