@@ -15,7 +15,7 @@ from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Task
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-TASKS, DEALING = TEXT.split("# Dealing one data set")
+TASKS, PARTITIONS = TEXT.split("# Partitions of one data set")
 SECTIONS = dict(re.findall(r"^## `([\w-]+)`\n(.*?)(?=^##? |\Z)", TASKS, re.MULTILINE | re.DOTALL))
 
 
@@ -53,10 +53,10 @@ def test_the_example_of_a_table_is_a_configuration() -> None:
 
 def test_every_kind_of_partition_and_its_fields_are_there() -> None:
     kinds = get_args(Partition.model_fields["kind"].annotation)
-    assert set(re.findall(r"^\| `([a-z0-9-]+):N|^\| `([a-z0-9-]+):B", DEALING, re.MULTILINE)) == {
+    assert set(re.findall(r"^\| `([a-z0-9-]+):N|^\| `([a-z0-9-]+):B", PARTITIONS, re.MULTILINE)) == {
         (kind, "") if kind != "niid2" else ("", kind) for kind in kinds
     }
-    for form in re.findall(r"`((?:neighbours|niid2|niid1|iid|by-key):[\d+:.]+)`", DEALING):
+    for form in re.findall(r"`((?:neighbours|niid2|niid1|iid|by-key):[\d+:.]+)`", PARTITIONS):
         assert Partition.model_validate(form).clients > 1
     for field in set(Partition.model_fields) - {"kind"}:
-        assert f"`{field}`" in DEALING, field
+        assert f"`{field}`" in PARTITIONS, field
