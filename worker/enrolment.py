@@ -5,7 +5,6 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shared.data import fingerprint_of
 from shared.device import describe
 from shared.discrepancy import discrepancy
 from shared.problems import IndexTaken, InvalidConfiguration
@@ -134,6 +133,10 @@ def _examples(local: LocalRun, site: Site, index: int | None) -> Examples:
             return site.test_examples(local)
         return site.training_examples(local, index)
     except InvalidConfiguration as fault:
+        from shared.data import (
+            fingerprint_of,
+        )  # imports PyTorch, which a site waits for only when it has work
+
         if not fingerprint_of(site.settings.data):
             raise  # no data for any run
         raise Declined(str(fault), MISFIT) from fault

@@ -1,7 +1,7 @@
 """The worker's settings: ``FEDDISCO_*`` in the environment, or the flags of ``feddisco worker``.
 
-One of the two files that read the environment. A setting is declared here once: ``feddisco/flags.py`` makes
-its flag of it, ``docs/make_settings.py`` its line in ``docs/settings-worker.md``.
+The only place in ``worker/`` that reads the environment. A setting is declared here once;
+``feddisco/flags.py`` makes its flag, ``docs/make_settings.py`` its line in ``docs/settings-worker.md``.
 """
 
 from __future__ import annotations

@@ -37,14 +37,30 @@ def sources(*folders: str) -> list[Source]:
     return found
 
 
-def imports(source: Source) -> Iterator[tuple[str, int]]:
-    """(module, line) of every import, also inside functions; ``from a import b`` counts as ``a.b``."""
+def imports(source: Source, types: bool = True) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, also inside functions; ``from a import b`` counts as ``a.b``.
+
+    ``types``: with those under ``if TYPE_CHECKING``, which no running program makes.
+    """
+    unseen = set() if types else _only_for_types(source.tree)
     for node in ast.walk(source.tree):
+        if node in unseen:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _only_for_types(tree: ast.AST) -> set[ast.AST]:
+    return {
+        inner
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and dotted(block.test).endswith("TYPE_CHECKING")
+        for child in block.body
+        for inner in ast.walk(child)
+    }
 
 
 def dotted(node: ast.AST) -> str:
