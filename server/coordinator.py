@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from cachetools import LRUCache
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
@@ -52,7 +52,7 @@ class Coordinator:
     presence: Presence
     grants: DownloadGrants = field(default_factory=DownloadGrants)
     blob_cache: BlobCache = field(default_factory=BlobCache)
-    _expected: OrderedDict[str, Expected] = field(default_factory=OrderedDict)
+    _expected: LRUCache[str, Expected] = field(default_factory=lambda: LRUCache(REMEMBERED_RUNS))
 
     async def commit(self, run: str, event: Event, *, actor: str, facts: Facts | None = None) -> Decision:
         """One transition as one transaction; its effects are carried out even if the caller goes away."""
@@ -69,12 +69,11 @@ class Coordinator:
 
     async def expected(self, run: str) -> Expected:
         """What updates of the run must look like: fixed at its creation, so remembered."""
-        if run not in self._expected:
+        known = self._expected.get(run)
+        if known is None:
             view = await self.threads.run(self.store.run_view, run, self.clock())
-            self._expected[run] = await self.threads.run_long(expected_of, view)
-            while len(self._expected) > REMEMBERED_RUNS:
-                self._expected.popitem(last=False)
-        return self._expected[run]
+            known = self._expected[run] = await self.threads.run_long(expected_of, view)
+        return known
 
     def close(self) -> None:
         """Let threads finish; nothing is half done afterwards."""

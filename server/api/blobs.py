@@ -73,7 +73,7 @@ async def _found(here: Coordinator, digest: str, client: str | None) -> tuple[by
         return blob, len(blob)
     found, size = await here.threads.run(_open, here, digest, None if granted else client)
     if isinstance(found, bytes):
-        here.blob_cache.keep(digest, found)
+        here.blob_cache[digest] = found
     return found, size
 
 

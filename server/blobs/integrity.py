@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+import threading
 from pathlib import Path
+
+from cachetools import LRUCache
 
 from shared.problems import StorageUnavailable
 from shared.wire.digests import digest_of
@@ -18,21 +20,25 @@ class BlobIntegrity:
     """Remembers files that this process has hashed itself; any later change shows in what ``stat`` says.
 
     A file that was not seen by this process (another one took it, or this one was restarted) is hashed.
+    Used from several threads.
     """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
+        self._seen: LRUCache[str, tuple[int, int, int]] = LRUCache(REMEMBERED)
+        self._lock = threading.Lock()
 
     def remember(self, path: Path, digest: str) -> None:
         """The file's bytes have just been hashed, with this result."""
-        self._seen[digest] = _identity(path)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        identity = _identity(path)
+        with self._lock:
+            self._seen[digest] = identity
 
     def fault(self, path: Path, digest: str) -> str | None:
         """What is wrong with the file, None if nothing. StorageUnavailable if the disk does not say."""
         try:
-            if self._seen.get(digest) == _identity(path):
+            with self._lock:
+                seen = self._seen.get(digest)
+            if seen == _identity(path):
                 return None
             if digest_of(path) != digest:
                 return "is damaged: its bytes have another SHA-256"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+import threading
 from collections.abc import Iterable, Mapping
 from itertools import count
+
+from cachetools import LRUCache
 
 from shared.schemas import RoundStatus, RoundView
 
@@ -28,18 +30,18 @@ class TrainingLosses:
     """What the pages of one process have seen. Threads may read a round twice, never a wrong one."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, dict[int, float | None]] = OrderedDict()
+        self._runs: LRUCache[str, dict[int, float | None]] = LRUCache(REMEMBERED_RUNS)
+        self._lock = threading.Lock()
 
     def first_unknown(self, run: str) -> int:
         """The round from which on rounds have to be read."""
-        known = self._runs.get(run, {})
+        with self._lock:
+            known = self._runs.get(run, {})
         return next(number for number in count(1) if number not in known)
 
     def learn(self, run: str, rounds: Iterable[RoundView]) -> Mapping[int, float]:
         """Take in what was read, in any order; answers all that is known, by round."""
-        known = self._runs.setdefault(run, {})
-        self._runs.move_to_end(run)
-        known |= {r.round: training_loss(r) for r in rounds if r.status is RoundStatus.COMPLETED}
-        while len(self._runs) > REMEMBERED_RUNS:
-            self._runs.popitem(last=False)
+        losses = {r.round: training_loss(r) for r in rounds if r.status is RoundStatus.COMPLETED}
+        with self._lock:
+            known = self._runs[run] = self._runs.get(run, {}) | losses
         return {round: loss for round, loss in sorted(known.items()) if loss is not None}

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachetools import TTLCache
+
 from server.settings import Settings
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
@@ -112,8 +114,7 @@ class Guard:
         self._admin = hash_token(admin)
         self._viewer = hash_token(viewer) if viewer is not None else None
         self._find = find
-        self._monotonic = monotonic
-        self._known: dict[str, tuple[str, float]] = {}
+        self._known: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
     def is_admin(self, token: str) -> bool:
         return same(hash_token(token), self._admin)
@@ -128,10 +129,10 @@ class Guard:
     async def client(self, token: str) -> str:
         """The id of the client that owns the token."""
         hashed = hash_token(token)
-        known, until = self._known.get(hashed, ("", 0.0))
-        if until > self._monotonic():
-            return known
-        return self._remember(hashed, await self._look_up(hashed))
+        known = self._known.get(hashed)
+        if known is None:
+            known = self._known[hashed] = await self._look_up(hashed)
+        return known
 
     async def client_or_admin(self, token: str) -> str | None:
         """The client's id, None for the admin."""
@@ -146,7 +147,8 @@ class Guard:
             await self.client(token)
 
     def forget(self, client: str) -> None:
-        self._known = {key: value for key, value in self._known.items() if value[0] != client}
+        for hashed in [key for key in self._known if self._known.get(key) == client]:
+            self._known.pop(hashed, None)
 
     async def _look_up(self, hashed: str) -> str:
         found = await self._find(hashed)
@@ -161,9 +163,3 @@ class Guard:
                 hint="Ask the coordinator's operator for a new join token.",
             )
         return found.client
-
-    def _remember(self, hashed: str, client: str) -> str:
-        if len(self._known) >= CACHE_ENTRIES:
-            self._known.clear()
-        self._known[hashed] = (client, self._monotonic() + CACHE_SECONDS)
-        return client

@@ -26,9 +26,9 @@ def test_a_grant_is_for_the_newest_assignment_for_a_few_seconds() -> None:
 def test_few_blobs_are_kept_those_used_last() -> None:
     recent = BlobCache()
     for number in range(BLOBS):
-        recent.keep(str(number), b"%d" % number)
+        recent[str(number)] = b"%d" % number
     assert recent.get("0") == b"0"
-    recent.keep("one more", b"")
+    recent["one more"] = b""
     assert recent.get("1") is None
     assert recent.get("0") == b"0"
 
