@@ -5,18 +5,41 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from server.database.configs import require_run
 from server.database.session import Reading, Writing
 from server.database.tables import clean_text, clients, events, participants
+from server.lifecycle import effects
 from shared.schemas import EventView
 
-__all__ = ["add_events", "find_last_activity", "list_events", "make_storable", "newest_event_id", "record"]
+__all__ = [
+    "KINDS",
+    "add_events",
+    "find_last_activity",
+    "list_events",
+    "make_storable",
+    "newest_event_id",
+    "record",
+]
 
 LONGEST_TEXT = 2000
+KINDS: Final[frozenset[str]] = frozenset(
+    (
+        *effects.KINDS,
+        "client_registered",
+        "client_revoked",
+        "join_token_added",
+        "join_token_revoked",
+        "run_created",
+        "evaluation_received",
+        "update_refused",  # an upload that came too late, twice or uninvited
+        "update_invalid",  # an upload whose bytes or headers are wrong
+    )
+)
+"""Every kind of event: those of transitions and the others. ``docs/events.md`` describes each."""
 
 
 def make_storable(value: Any) -> Any:
@@ -42,6 +65,8 @@ def add_events(
     """Appends; call it last in a transaction, because ids become visible in order (``lock_events``)."""
     if not rows:
         return
+    undeclared = {row["kind"] for row in rows} - KINDS
+    assert not undeclared, f"not among KINDS, so not in docs/events.md: {sorted(undeclared)}"
     connection.lock_events()
     common = {"at": now, "actor": actor}
     connection.execute(

@@ -136,22 +136,22 @@ class Course:
     def enrol(self, *, evaluator: bool = True, only: int | None = None) -> Course:
         """Everybody enrols; with as many trainers as ``min_clients`` the run starts by itself."""
         if evaluator:
-            self._enrol(EVALUATOR, Role.EVALUATOR, 360, "cpu")
+            self.enrol_one(EVALUATOR, Role.EVALUATOR, 360, "cpu")
         for index, site in enumerate(self.sites[:only]):
-            self._enrol(site.name, Role.TRAINER, site.examples, site.device, index)
+            self.enrol_one(site.name, Role.TRAINER, site.examples, site.device, index)
             if self.config.weighting.kind == "disco":
                 facts = DiscrepancyFacts(self.config.weighting.metric, site.discrepancy)
-                self._apply(DiscrepancyReceived(site.name), site.name, facts)
+                self.apply(DiscrepancyReceived(site.name), site.name, facts)
         return self
 
-    def _enrol(self, name: str, role: Role, examples: int, device: str, index: int | None = None) -> None:
+    def enrol_one(self, name: str, role: Role, examples: int, device: str, index: int | None = None) -> None:
         if name not in {client.client for client in self.store.clients()}:
             self.store.register(name, hash_token(token_of(name)), "0.1.0", self.pass_time(1))
         event = ClientEnrolled(name, role, examples, index)
-        self._apply(event, name, EnrolmentFacts(device))
+        self.apply(event, name, EnrolmentFacts(device))
         self.store.mark_seen({name: self.now})
 
-    def _apply(self, event: Any, actor: str, facts: Any = None) -> None:
+    def apply(self, event: Any, actor: str, facts: Any = None) -> None:
         self.store.apply(self.name, event, actor=actor, now=self.pass_time(0.1), facts=facts)
 
     # ---------------------------------------------------------------- rounds
@@ -159,7 +159,7 @@ class Course:
     def take(self, *indexes: int) -> None:
         for index in indexes:
             site = self.sites[index]
-            self._apply(AssignmentTaken(site.name, self.number, self.attempt), site.name)
+            self.apply(AssignmentTaken(site.name, self.number, self.attempt), site.name)
 
     def train(self, index: int, step: int, steps: int = 12) -> None:
         """A heartbeat from the middle of local training."""
@@ -178,16 +178,16 @@ class Course:
                 loss=self.loss(index),
                 seconds=0.8 + site.examples / 300,
             )
-            self._apply(UpdateReceived(site.name, self.number, self.attempt), site.name, facts)
+            self.apply(UpdateReceived(site.name, self.number, self.attempt), site.name, facts)
 
     def fail(self, index: int, reason: str) -> None:
         site = self.sites[index]
-        self._apply(FailureReported(site.name, self.number, self.attempt, reason), site.name)
+        self.apply(FailureReported(site.name, self.number, self.attempt, reason), site.name)
 
     def deadline(self) -> None:
         """Time goes by until the round's deadline is over; below quorum it is drawn anew."""
         self.pass_time(self.config.round_deadline_seconds + 1)
-        self._apply(TimePassed(), "coordinator")
+        self.apply(TimePassed(), "coordinator")
 
     def drawn_anew(self) -> None:
         self.attempt += 1
@@ -198,7 +198,7 @@ class Course:
         rows = ledger(self.config.weighting, [everyone[index] for index in arrived], everyone)
         model = digest(self.name, "model", self.number, self.attempt)
         facts = AggregationFacts(model, model, None, None, rows, {model: UPDATE_BYTES})
-        self._apply(AggregationFinished(self.number, self.attempt), "coordinator", facts)
+        self.apply(AggregationFinished(self.number, self.attempt), "coordinator", facts)
         self.completed, self.attempt = self.number, 1
 
     def loss(self, index: int) -> float:
@@ -222,7 +222,7 @@ class Course:
     def come_back(self, *indexes: int) -> None:
         """Clients that missed a deadline ask for work again; with a quorum of them the round is drawn."""
         for index in indexes:
-            self._apply(ClientSeen(self.sites[index].name), self.sites[index].name)
+            self.apply(ClientSeen(self.sites[index].name), self.sites[index].name)
 
     def evaluate(self, round: int | None = None) -> None:
         """The evaluator scores a round's model, the newest unless one is named."""

@@ -47,7 +47,7 @@ def test_every_call_has_its_paragraph(migrated_sqlite: Path, tmp_path: Path) -> 
     assert all(found.values())
 
 
-@pytest.mark.parametrize("name", ["api.md", "problems.md", "settings-coordinator.md"])
+@pytest.mark.parametrize("name", ["api.md", "events.md", "problems.md", "settings-coordinator.md"])
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text(encoding="utf-8")):
         assert (DOCS / target).is_file(), target

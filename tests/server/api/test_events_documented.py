@@ -1,0 +1,122 @@
+"""docs/events.md against the log: every kind is described, with exactly the details that it carries."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from server.database.events import KINDS
+from server.database.step.facts import AggregationFacts, FailureFacts
+from server.database.store import Store
+from server.lifecycle.events import (
+    AggregationFailed,
+    AggregationFinished,
+    ClientDeclined,
+    ClientLeft,
+    CoordinatorReturned,
+    FailureReported,
+    PauseRequested,
+    ResumeRequested,
+    StopRequested,
+)
+from shared.schemas import Role
+from shared.weighting import Contribution, ledger
+from tests.browser import seed
+from tests.helpers.page_reading import client_on
+from tests.server.api.test_documentation import described
+
+SITES = seed.SITES
+
+
+def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migrated_sqlite: Path) -> None:
+    """All kinds are made to happen, through the store and the API; what they carry is compared."""
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    run_into_trouble(store)
+    finished = seed.finished_run(store, "finished", rounds=1)
+    finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
+    store.revoke_join_token(store.add_join_token("hash", 1, None, seed.FIRST_MOMENT), "admin", finished.now)
+    send_refused_uploads(client)
+    store.revoke(SITES[1].name, "admin", finished.now)
+
+    happened: dict[str, set[str]] = {}
+    for event in store.events(0, None, 10_000):
+        happened.setdefault(event.kind, set()).update(event.detail)
+    store.engine.dispose()
+    found = described("events.md")
+    assert set(happened) == KINDS, "each kind happens here"
+    assert set(found) == KINDS
+    assert all(text and not text.startswith("-") for text in found.values()), "a sentence first"
+    assert {
+        kind: set(re.findall(r"^- `(\w+)`: .", text, re.MULTILINE)) for kind, text in found.items()
+    } == happened
+
+
+def run_into_trouble(store: Store) -> None:
+    """One run in which everything goes wrong that can."""
+    run = seed.Course(store, seed.config("troubled", max_attempts=5)).create()
+    store.register("unwilling", "hash-of-unwilling", "0.1.0", run.now)
+    run.apply(ClientDeclined("unwilling", "other task"), "unwilling")
+    run.enrol()
+    run.enrol_one("no-data", Role.TRAINER, 0, "cpu")
+    run.apply(PauseRequested("noon"), "admin")
+    run.apply(ResumeRequested(), "admin")
+    run.apply(CoordinatorReturned(dt.timedelta(minutes=10)), "coordinator")
+    run.take(0, 1)
+    run.deliver(0)
+    report = FailureReported(SITES[1].name, 1, 1, "out of memory")
+    run.apply(report, SITES[1].name, FailureFacts("out_of_memory"))
+    run.pass_time(600)
+    run.deadline()
+    run.drawn_anew()
+    run.come_back(2, 3, 4, 5)
+    invited = run.invited()
+    run.deliver(*invited)
+    aggregate(run, invited, excluded=((SITES[invited[0]].name, "not finite"),))
+    run.completed, run.attempt = 1, 1
+    run.deliver(*run.invited())
+    aggregate(run, run.invited(), weightless="no score is above zero")
+    run.drawn_anew()
+    run.deliver(*run.invited())
+    run.apply(AggregationFailed(2, 2, "disk full"), "coordinator")
+    run.apply(ClientLeft(SITES[0].name, "enough"), SITES[0].name)
+    run.apply(StopRequested("enough"), "admin")
+
+
+def aggregate(
+    run: seed.Course,
+    arrived: list[int],
+    excluded: tuple[tuple[str, str], ...] = (),
+    weightless: str | None = None,
+) -> None:
+    rows = ledger(run.config.weighting, [Contribution(i, SITES[i].examples, 0.5) for i in arrived], [])
+    model = None if weightless else seed.digest("model", run.number)
+    facts = AggregationFacts(model, model, None, None, rows, {model: 1} if model else {})
+    event = AggregationFinished(run.number, run.attempt, excluded, weightless)
+    run.apply(event, "coordinator", facts)
+
+
+def send_refused_uploads(client: TestClient) -> None:
+    """To a run that has ended, and one without the digest that is asked for."""
+    path = "/api/v1/runs/finished/rounds/1/update?attempt=1&examples=412&steps=1&loss=0.5&seconds=1"
+    name = SITES[0].name
+    headers = {
+        "Authorization": f"Bearer {seed.token_of(name)}",
+        "Content-Type": "application/vnd.safetensors",
+    }
+    assert client.put(path, headers=headers, content=b"x").status_code == 422
+    digest = {"Content-Digest": "sha-256=:LXEWQrcmsEQBYnyp+6wy9chTD7GQPMTbAiWHF5IaSIE=:"}
+    assert client.put(path, headers=headers | digest, content=b"x").status_code == 409
+
+
+def test_an_undeclared_kind_is_not_written(tmp_path: Path, migrated_sqlite: Path) -> None:
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    _, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    with pytest.raises(AssertionError, match=r"docs/events\.md"):
+        store.record("something_new", actor="admin", now=seed.FIRST_MOMENT)
+    store.engine.dispose()
