@@ -135,7 +135,7 @@ def create_run(
     except NameTaken:
         if not if_absent:
             raise
-        return f"Run {config.name} is there already, left as it is."
+        return f"Run {config.name} already exists and is left as it is."
     return f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
 
 

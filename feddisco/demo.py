@@ -100,7 +100,7 @@ def run_demo(
     config = load_config(source, **({} if rounds is None else {"rounds": rounds}))
     if config.partition is None:
         raise InvalidConfiguration(
-            f"{source}: partition is missing, so the workers would not know how to share the data.",
+            f"{source}: partition is missing, so the workers would not know how to split the data.",
             hint="Add a line like `partition: niid2:5+1`.",
         )
     port = _choose_port(port)
@@ -120,7 +120,7 @@ def _train(
     processes: Processes, config: RunConfig, url: str, port: int, data: Path | None, save: Path | None
 ) -> int:
     began = time.monotonic()
-    _console.print("A coordinator, an evaluator and the workers are starting, each a process of its own ...")
+    _console.print("Starting a coordinator, an evaluator and the workers, each in its own process ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
     task = ["--task", config.task, "--algorithms", config.algorithm.name]
     task += [] if data is None else ["--data", str(data)]
@@ -164,7 +164,7 @@ def _print_summary(client: AdminClient, run: str, seconds: float) -> None:
     for evaluation in last.evaluations:
         print_accuracy(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
     _console.print(f"Final model sha256 {last.scored_model}")
-    _console.print(f"{last.round} rounds in {seconds:.1f} s, start of all processes included.")
+    _console.print(f"{last.round} rounds in {seconds:.1f} s, including the start of all processes.")
 
 
 def _keep_serving(url: str) -> None:
@@ -204,7 +204,7 @@ def _choose_port(port: int) -> int:
         except OSError as error:
             raise InvalidConfiguration(
                 f"Port {port} on {HOST} cannot be used: {error.strerror}.",
-                hint="Take another: make demo PORT=8001 (or feddisco demo --port 0 for any free one).",
+                hint="Use another: make demo PORT=8001, or feddisco demo --port 0 for any free one.",
             ) from None
         return int(probe.getsockname()[1])
 
@@ -218,7 +218,7 @@ def _make_folder(stack: ExitStack, keep: Path | None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="feddisco-demo-"))
     except OSError as error:
         raise InvalidConfiguration(
-            f"The demo has nowhere to write: {error}.",
+            f"The demo cannot write its files: {error}.",
             hint="Set TMPDIR to a folder that can be written, or give --keep FOLDER.",
         ) from None
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -30,20 +30,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 server_app = typer.Typer(invoke_without_command=True)
-run_app = typer.Typer(help="Runs: create, look, control (admin).", no_args_is_help=True)
-clients_app = typer.Typer(help="Clients: invite, list, revoke (admin).", no_args_is_help=True)
+run_app = typer.Typer(help="Create, inspect and control runs (admin).", no_args_is_help=True)
+clients_app = typer.Typer(help="Invite, list and revoke clients (admin).", no_args_is_help=True)
 app.add_typer(server_app, name="server")
 app.add_typer(run_app, name="run")
 app.add_typer(clients_app, name="clients")
 
 Url = Annotated[
-    str, typer.Option("--url", envvar="FEDDISCO_URL", help="The coordinator's address.", show_default=True)
+    str, typer.Option("--url", envvar="FEDDISCO_URL", help="Address of the coordinator.", show_default=True)
 ]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--admin-token-file",
-        help="File with the admin token; otherwise FEDDISCO_ADMIN_TOKEN, otherwise the local data folder's.",
+        help="File with the admin token. Without it, FEDDISCO_ADMIN_TOKEN, or the local data folder's.",
     ),
 ]
 Address = Annotated[
@@ -105,7 +105,7 @@ def server(context: typer.Context, **flags: Any) -> None:
 
 @server_app.command()
 def migrate(context: typer.Context) -> None:
-    """Bring the database's schema to this program's version."""
+    """Upgrade the database's schema to this program's version."""
     from server.main import migrate as run_migrations
 
     raise typer.Exit(run_migrations(_coordinator_settings(context.obj)))
@@ -129,15 +129,19 @@ def worker(**flags: Any) -> None:
 def demo(
     config: Annotated[str, typer.Argument(help="`demo`, or a configuration file with a partition.")] = "demo",
     port: Annotated[int, typer.Option(help="Port of the status page; 0 takes a free one.")] = 8000,
-    rounds: Annotated[int | None, typer.Option(help="Rounds instead of the configuration's.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds, instead of the configuration's.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder or archive with the data.")] = None,
     database_url: Annotated[
         str | None, typer.Option(help="PostgreSQL instead of SQLite: postgresql://...")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep everything that is written in this folder.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the whole run to this file (JSON).")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for everything that is written; it is kept.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the whole run to this file, as JSON.")] = None,
 ) -> None:
-    """Workers, an evaluator and a coordinator on this machine; by default on real images of digits."""
+    """Run a coordinator, an evaluator and workers on this machine, by default on images of digits."""
     from feddisco.demo import run_demo
 
     raise typer.Exit(
@@ -147,9 +151,11 @@ def demo(
 
 @app.command("simulate")
 def simulate_run(
-    config: Annotated[str, typer.Argument(help="The same file that `feddisco run create` takes, or `demo`.")],
-    out: Annotated[Path, typer.Option(help="Result file: JSON lines, gone on with if it is there.")],
-    data: Annotated[Path | None, typer.Option(help="Where the data lie: a folder or an archive.")] = None,
+    config: Annotated[
+        str, typer.Argument(help="A configuration file, as for `feddisco run create`, or `demo`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Result file (JSON lines). An unfinished one is continued.")],
+    data: Annotated[Path | None, typer.Option(help="Folder or archive with the data.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
     engine: Annotated[
         Literal["in-process", "processes", "grouped", "native", "ray"] | None,
@@ -161,13 +167,13 @@ def simulate_run(
     ] = None,
     address: Address = None,
     device: Device = "cpu",
-    processes: Annotated[int, typer.Option(min=1, help="Train so many clients side by side.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads when there is one process.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of clients to train side by side.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads if there is one process.")] = 1,
 ) -> None:
     """Run a configuration on this machine without HTTP: the same models, bit for bit (see --engine)."""
     from feddisco.admin import load_config
 
-    given = load_config(config)  # a wrong one is told without waiting for PyTorch
+    given = load_config(config)  # a wrong one is reported without waiting for PyTorch
     import torch
 
     from simulation.run import simulate
@@ -190,14 +196,14 @@ def simulate_run(
 def reproduce_table(
     table: Annotated[str, typer.Argument(help="A table of experiments/tables, or `all`.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="The first rounds of one seed of a few cells.")
+        bool, typer.Option("--quick", help="Run only the first rounds of one seed for a few cells.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 to N-1 instead of the table's.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Stop each run after so many rounds; a later call goes on.")
+        int | None, typer.Option(min=1, help="Stop each run after this many rounds; a later call continues.")
     ] = None,
     only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
-    processes: Annotated[int, typer.Option(min=1, help="Runs side by side, one core each.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of runs side by side, one core each.")] = 1,
     engine: Annotated[
         Literal["in-process", "grouped", "native", "ray"],
         typer.Option(
@@ -211,12 +217,12 @@ def reproduce_table(
         Path | None, typer.Option(envvar="FEDDISCO_DATA", help="Folder with the data sets [../shared/data].")
     ] = None,
     results: Annotated[Path | None, typer.Option(help="Folder of results [experiments/results].")] = None,
-    docs: Annotated[
-        Path | None, typer.Option(help="Folder that gets results.md and results/ [docs].")
-    ] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing, write the pages.")] = False,
+    docs: Annotated[Path | None, typer.Option(help="Folder for results.md and results/ [docs].")] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing, only write the pages.")
+    ] = False,
 ) -> None:
-    """Run what is missing of a table of the paper, then write it beside the published figures."""
+    """Run what a table of the paper still lacks, then write it beside the published figures."""
     flags: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     import torch
 
@@ -241,13 +247,15 @@ def reproduce_table(
 def run_create(
     config: Annotated[str, typer.Argument(help="A YAML or JSON file, or `demo`.")],
     weights: Annotated[
-        Path | None, typer.Option(help="Initial weights (safetensors) for a task that is not built in.")
+        Path | None, typer.Option(help="Initial weights (safetensors), instead of fresh ones.")
     ] = None,
-    if_absent: Annotated[bool, typer.Option("--if-absent", help="Do nothing if the run is there.")] = False,
+    if_absent: Annotated[
+        bool, typer.Option("--if-absent", help="Do nothing if the run already exists.")
+    ] = False,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
 ) -> None:
-    """Create a run; workers that have its task enrol by themselves."""
+    """Create a run. Workers that have its task enrol by themselves."""
     from feddisco.admin import connect, create_run
 
     with connect(url, admin_token_file) as client:
@@ -266,7 +274,7 @@ def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
 
 @run_app.command("show")
 def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Show a run: state, enrolments, accuracy, the newest ledger."""
+    """Show a run: status, enrolments, accuracy and the newest ledger."""
     from feddisco.admin import connect
     from feddisco.console import print_run
 
@@ -276,7 +284,7 @@ def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> 
 
 @run_app.command("watch")
 def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Follow a run until it ends; the exit code is 0 only if it completed."""
+    """Follow a run until it ends. The exit code is 0 only if it completed."""
     from feddisco.admin import connect
     from feddisco.console import follow
 
@@ -294,37 +302,37 @@ def _control(action: str, run: str, url: str, token_file: Path | None, reason: s
 
 @run_app.command("start")
 def run_start(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Start now, with the trainers that are ready."""
+    """Start a run now, with the trainers that are ready."""
     _control("start", run, url, admin_token_file)
 
 
 @run_app.command("pause")
 def run_pause(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Open no further round; the open one goes on."""
+    """Pause a run: the open round continues, no further round opens."""
     _control("pause", run, url, admin_token_file, reason)
 
 
 @run_app.command("resume")
 def run_resume(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Go on after a pause."""
+    """Resume a paused run."""
     _control("resume", run, url, admin_token_file)
 
 
 @run_app.command("stop")
 def run_stop(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """End the run now; the open round is abandoned."""
+    """Stop a run for good. The open round is abandoned."""
     _control("stop", run, url, admin_token_file, reason)
 
 
 @run_app.command("model")
 def run_model(
     run: str,
-    out: Annotated[Path, typer.Argument(help="Where to write the safetensors file.")],
-    round: Annotated[int | None, typer.Option(help="Which round's model; otherwise the newest.")] = None,
+    out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
+    round: Annotated[int | None, typer.Option(help="Which round's model. Without it, the newest.")] = None,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
 ) -> None:
-    """Download a global model."""
+    """Download a run's model."""
     from feddisco.admin import connect, download_model
 
     with connect(url, admin_token_file) as client:
@@ -337,15 +345,15 @@ def run_model(
 @clients_app.command("invite")
 def clients_invite(
     uses: Annotated[
-        int | None, typer.Option(help="How many clients may join with it; otherwise any number.")
+        int | None, typer.Option(help="How many clients may join with it. Without it, any number.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option(help="Valid for so many days; otherwise until revoked.")
+        float | None, typer.Option(help="How many days it is valid. Without it, until it is revoked.")
     ] = None,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
 ) -> None:
-    """Make a join code. It is shown once: mail it to the sites."""
+    """Make a join code for the sites. It is shown only once."""
     from feddisco.admin import connect
 
     with connect(url, admin_token_file) as client:
@@ -358,7 +366,7 @@ def clients_invite(
 
 @clients_app.command("list")
 def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """List registered clients."""
+    """List the registered clients."""
     from feddisco.admin import connect
     from feddisco.console import print_clients
 
@@ -368,7 +376,7 @@ def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
 
 @clients_app.command("revoke")
 def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
-    """Revoke a client's token; it leaves its runs at once."""
+    """Revoke a client's token. The client leaves its runs at once."""
     from feddisco.admin import connect
 
     with connect(url, admin_token_file) as client:
@@ -379,7 +387,7 @@ def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile
 @app.command()
 @add_flags(Settings, "data_folder", "database_url")
 def replay(run: str, round: int, **flags: Any) -> None:
-    """Rebuild a round's model from its stored updates and compare digests."""
+    """Rebuild a round's model from its stored updates and compare the digests."""
     from feddisco.replay import replay_round
 
     ok, sentence = replay_round(_coordinator_settings(flags), run, round)

@@ -1,8 +1,8 @@
 """The coordinator as a Python object: one method for each call of the HTTP API that a worker makes.
 
-Refusals come back as the classes of :mod:`shared.problems`; whatever the network does stays an httpx
-exception, and an answer that no coordinator would give is :class:`UnexpectedAnswer`.
-:mod:`worker.diagnose` turns all of them into a sentence.
+A refusal is raised as its class in :mod:`shared.problems`; a fault of the network stays an httpx exception;
+an answer that no coordinator would give is :class:`UnexpectedAnswer`. :mod:`worker.diagnose` turns all of
+them into a sentence.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class CoordinatorClient:
         self._call("POST", f"/runs/{run}/decline", body=DeclineRequest(reason=reason))
 
     def leave(self, run: str) -> None:
-        """Leave a run; the way to confirm that its end was seen, too."""
+        """Leave a run; also the way to confirm that its end was seen."""
         self._call("DELETE", f"/runs/{run}/enrolments/me")
 
     def submit_discrepancy(self, run: str, submission: DiscrepancySubmission) -> None:
@@ -179,7 +179,7 @@ class CoordinatorClient:
     def download(self, digest: str, path: Path) -> int:
         """Fetch a blob to ``path`` in constant memory; returns the number of bytes that travelled.
 
-        A download that was cut leaves ``path`` + ``.part`` and goes on from there the next time. Raises
+        An interrupted download leaves ``path`` + ``.part`` and continues from there the next time. Raises
         :class:`shared.problems.DigestMismatch` if the bytes are not those of the digest (they are deleted).
         """
         part = path.with_name(path.name + ".part")
@@ -197,7 +197,7 @@ class CoordinatorClient:
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         with self._http.stream("GET", f"/blobs/{digest}", headers=headers) as response:
             if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return _hash(part).hexdigest(), 0  # complete already, or nonsense: the digest tells
+                return _hash(part).hexdigest(), 0  # complete already, or nonsense: the digest decides
             _raise_for_refusal(response)
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
             hasher = _hash(part) if resumed else hashlib.sha256()

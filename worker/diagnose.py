@@ -1,7 +1,7 @@
-"""An exception into one sentence that says what is wrong, and where to look.
+"""Turns an exception into one sentence that says what is wrong and where to look.
 
-Pure: nothing is tried, nothing is logged. Everything between a worker and its coordinator looks alike from
-far ("connection failed"); the cause chain tells a wrong name from a closed port from a foreign certificate.
+Pure: it tries nothing and logs nothing. Every fault of the network looks like "connection failed"; the chain
+of causes tells a wrong name from a closed port and from an untrusted certificate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Diagnosis", "diagnose"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``fatal``: waiting cannot help, a person has to do something first."""
+    """``fatal``: waiting does not help; someone has to do something first."""
 
     sentence: str
     fatal: bool = False
@@ -32,7 +32,7 @@ class Diagnosis:
 def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Diagnosis:
     """What the exception means to the person who runs the worker against the coordinator at ``url``.
 
-    ``registering`` tells the join code's refusal from that of the worker's own token.
+    ``registering``: the token that was sent is the join code, not the worker's own.
     """
     if isinstance(error, problems.Problem):
         return _diagnose_refusal(error, url, registering)
@@ -51,7 +51,7 @@ def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Di
 def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> Diagnosis:
     if isinstance(error, problems.RevokedToken):
         return Diagnosis(
-            f"The coordinator at {url} has revoked this client's token. Ask its operator; to join anew, "
+            f"The coordinator at {url} has revoked this client's token. Ask its operator; to join again, "
             "start with another state folder and a join code.",
             fatal=True,
         )
@@ -63,7 +63,7 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
         )
     if isinstance(error, problems.Unauthorised):
         return Diagnosis(
-            f"The coordinator at {url} does not know this client's token: its database was made anew, or the "
+            f"The coordinator at {url} does not know this client's token: its database is new, or the "
             "state folder belongs to another one. Use another state folder and a join code.",
             fatal=True,
         )
@@ -73,7 +73,7 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
         return _diagnose_local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
     if isinstance(error, problems.ServiceFault):
-        return Diagnosis(f"The coordinator at {url} cannot answer now: {error}")
+        return Diagnosis(f"The coordinator at {url} cannot answer at the moment: {error}")
     if error.remote and isinstance(error, problems.InvalidRequest):
         return Diagnosis(f"The coordinator at {url} does not accept the request: {error}")
     return Diagnosis(str(error), fatal)
@@ -82,11 +82,11 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
 def _diagnose_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
     if error.status in (502, 503, 504):
         return Diagnosis(
-            f"A proxy answers at {url} (status {error.status}) but the coordinator behind it does not."
+            f"A proxy answers at {url} (status {error.status}), but the coordinator behind it does not."
         )
     if 300 <= error.status < 400:
         return Diagnosis(
-            f"{url} redirects to another address (status {error.status}); give the worker that address."
+            f"{url} redirects to another address (status {error.status}); give the worker that one."
         )
     return Diagnosis(
         f"What answers at {url} is not a coordinator ({error}). Check host, port and path of the address."
@@ -116,7 +116,7 @@ def _diagnose_network(error: httpx.HTTPError, url: str) -> Diagnosis:
     if isinstance(error, httpx.ConnectTimeout):
         return Diagnosis(f"{host} port {port} does not answer within 10 s: a firewall may drop the packets.")
     if isinstance(error, httpx.TimeoutException):
-        return Diagnosis(f"The coordinator at {url} took the connection but does not answer in time.")
+        return Diagnosis(f"The coordinator at {url} accepted the connection but does not answer in time.")
     if isinstance(error, httpx.ProxyError):
         return Diagnosis(f"The web proxy refuses to connect to {url}: {error}")
     broken = f"The connection to {url} broke ({type(error).__name__})."
@@ -134,7 +134,7 @@ def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
         )
     if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
         return Diagnosis(
-            f"{url} does not speak TLS. If the coordinator runs without, the address is {_other_scheme(url)}"
+            f"{url} does not speak TLS. Without TLS, the coordinator's address is {_other_scheme(url)}"
         )
     return Diagnosis(f"The TLS handshake with {url} failed: {cause.reason or cause}.")
 
@@ -153,10 +153,12 @@ def _other_scheme(url: str) -> str:
 def _diagnose_local(error: OSError) -> Diagnosis:
     where = error.filename or "the state folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Diagnosis(f"There is no space left for {where}: free some, the worker goes on by itself.")
+        return Diagnosis(
+            f"There is no space left for {where}. Free some, and the worker continues by itself."
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Diagnosis(
-            f"This user may not write {where} ({error.strerror}): correct its owner, or choose another "
+            f"This user may not write to {where} ({error.strerror}). Change its owner, or choose another "
             "folder with --state.",
             fatal=True,
         )

@@ -1,4 +1,4 @@
-"""What goes wrong at this site that no setting explains: a fault in a user's task, or memory that ran out.
+"""Faults at this site that no setting explains: an error in a user's task, or too little memory.
 
 Importing this doesn't import PyTorch: the loop needs the class before it knows whether there is work.
 """
@@ -63,5 +63,5 @@ def _free_memory() -> None:
 
 
 def clip_text(sentence: str, longest: int = 1000) -> str:
-    """What the API takes as text."""
+    """Cut a sentence to what the API accepts."""
     return sentence.replace("\x00", "")[:longest]

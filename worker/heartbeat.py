@@ -1,4 +1,4 @@
-"""Heartbeats of a training, sent from a thread of their own so that no network fault slows a batch."""
+"""Heartbeats during training, sent from a separate thread so that no network fault slows a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Tells the coordinator where a training stands, at most once a second.
+    """Tells the coordinator how far training has come, at most once a second.
 
     ``stop_reason`` becomes a sentence once the coordinator no longer wants this round's update. ``clock``
     gives seconds.
@@ -51,10 +51,10 @@ class Heartbeat:
     ) -> None:
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)  # a hanging request must not hold the update up
+            self._thread.join(timeout=1.0)  # a hanging request must not delay the update
 
     def update(self, progress: TrainProgress) -> None:
-        """Called after every step. A training that is over within ``interval_seconds`` needs no thread."""
+        """Called after every step. Training that ends within ``interval_seconds`` needs no thread."""
         self._progress = Progress(
             attempt=self._assignment.attempt,
             epoch=progress.epoch,
@@ -74,7 +74,7 @@ class Heartbeat:
                 return
 
     def send(self) -> None:
-        """One heartbeat now. Faults are left to the next request that matters."""
+        """Send one heartbeat now. Faults are left to the next request that matters."""
         try:
             answer = self._coordinator.progress(self._assignment.run, self._assignment.round, self._progress)
         except Problem as problem:

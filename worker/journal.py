@@ -1,16 +1,16 @@
-"""What a worker must not lose: the finished update of its newest round, and the algorithm's kept state.
+"""What a worker must not lose: the finished update of its newest round, and what the algorithm keeps.
 
-One folder a run. ``entry.json`` is replaced atomically and names the files that count; any other file is left
-over from something that was killed, and is removed. The order of writing is
+One folder per run. ``entry.json`` is replaced atomically and names the files that count; any other file was
+left by a killed process, and is removed. The order of writing is
 
     kept state, update  ->  entry.json  ->  upload
 
 so that a crash before the entry repeats the training from the same start (same bits), and a crash after it
-sends the same bytes again. Only what cannot be made again is forced to the disk (fsync): kept state, and the
-entry that names it. A power loss may cost an update, which its digest tells, and which is trained again.
+sends the same bytes again. Only what cannot be recomputed is forced to the disk (fsync): kept state, and the
+entry that names it. A power loss may damage an update; its digest shows that, and it is trained again.
 
-The kept state of a round (control variates ...) counts only once the coordinator says that this round took
-the update: an abandoned round must not advance it. Until then both states, before and after, are there.
+The kept state of a round (control variates, for instance) counts only once the coordinator says that this
+round took the update: an abandoned round must not advance it. Until then both states are kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FinishedUpdate(Body):
 
 
 class JournalEntry(Body):
-    """The newest round trained here. ``before`` is None until a first update has been taken."""
+    """The newest round trained here. ``before`` is None until a first update has been aggregated."""
 
     round: int
     attempt: int
@@ -81,7 +81,7 @@ class Journal:
         return self._open[run]
 
     def forget(self, run: str) -> None:
-        """The run is over: nothing of it is needed any more."""
+        """Remove a run that is over."""
         self._open.pop(run, None)
         shutil.rmtree(self._folder / _SLUG.validate_python(run), ignore_errors=True)
 
@@ -105,42 +105,42 @@ class RunJournal:
         except FileNotFoundError:
             return None
         except ValidationError:
-            self._warn(f"{path} cannot be read; it is kept as {set_aside(path).name}, training starts anew.")
+            self._warn(
+                f"{path} cannot be read; it is kept as {set_aside(path).name}, and training starts again."
+            )
             return None
 
     # ------------------------------------------------------------ before training
 
     def find_finished(self, assignment: Train) -> FinishedUpdate | None:
-        """The update that this very round's training has made already, if its bytes are still good."""
+        """The update that training of this round and attempt has already made, if its bytes are intact."""
         entry = self._entry
         if entry is None or (entry.round, entry.attempt) != (assignment.round, assignment.attempt):
             return None
         if self._is_intact(entry.update.file, entry.update.digest):
             return entry.update
-        self._warn(f"the finished update of round {entry.round} is damaged; the round is trained again.")
+        self._warn(f"the finished update of round {entry.round} is damaged; the round will be trained again.")
         return None
 
     def find_kept(self, assignment: Train) -> KeptState | None:
-        """The state from which this assignment's training starts; None at the first participation."""
+        """The kept state from which this assignment starts; None at the first participation."""
         entry, aggregated = self._entry, assignment.last_aggregated_round
         if entry is None:
             if aggregated:
                 self._warn(
                     f"round {aggregated} took an update of this client, but its state folder is new: what "
-                    "the algorithm keeps between rounds starts from nothing again."
+                    "the algorithm keeps between rounds starts from zero again."
                 )
             return None
         if aggregated > entry.round:
             self._warn(
                 f"the state folder ends at round {entry.round}, the coordinator took round {aggregated}: "
-                "the folder is an old copy, what the algorithm keeps between rounds is out of date."
+                "the folder is an old copy, and what the algorithm keeps between rounds is out of date."
             )
         state = entry.after if aggregated == entry.round else entry.before
         if state is None or state.file is None or self._is_intact(state.file, state.digest):
             return state
-        self._warn(
-            f"{self.folder / state.file} is damaged; what the algorithm keeps starts from nothing again."
-        )
+        self._warn(f"{self.folder / state.file} is damaged; what the algorithm keeps starts from zero again.")
         return None
 
     def read_kept(self, state: KeptState | None) -> Groups:
@@ -151,7 +151,7 @@ class RunJournal:
         return {group: wire.read_group(path, group, names) for group, names in state.groups.items()}
 
     def _is_intact(self, name: str, digest: str) -> bool:
-        """Hashes a file the first time that it is used in this process."""
+        """Hashes a file when it is first used in this process."""
         if name not in self._verified and _hash_file(self.folder / name) == digest:
             self._verified.add(name)
         return name in self._verified
@@ -161,7 +161,7 @@ class RunJournal:
     def record(
         self, assignment: Train, before: KeptState | None, update: Groups, kept: Groups, report: UpdateReport
     ) -> FinishedUpdate:
-        """Write what a training made. When this returns, a crash loses nothing of it."""
+        """Write what a round's training made. Once this returns, a crash loses nothing of it."""
         mark = f"{assignment.round}-{assignment.attempt}"
         after = self._write_kept(f"kept-{mark}.safetensors", kept)
         written = wire.write(self.folder / f"update-{mark}.safetensors", update, durable=False)
@@ -194,7 +194,7 @@ class RunJournal:
     # ------------------------------------------------------------ downloaded blobs
 
     def fetch_blob(self, digest: Digest, fetch: Callable[[str, Path], int]) -> Path:
-        """The blob's file; ``fetch(digest, path)`` brings it if it isn't here already."""
+        """The blob's file; ``fetch(digest, path)`` downloads it if it is not here yet."""
         path = self._blobs / digest
         if digest not in self._verified and _hash_file(path) != digest:
             fetch(digest, path)
@@ -202,7 +202,7 @@ class RunJournal:
         return path
 
     def keep_only(self, digests: set[str]) -> None:
-        """Remove every downloaded blob but these, and parts of downloads that nobody will go on with."""
+        """Remove every downloaded blob but these, and partial downloads of others."""
         for path in self._blobs.iterdir():
             if path.name.removesuffix(".part") not in digests:
                 path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The worker's loop: ask for work, do it, ask again; whatever the network does.
 
-Transient faults are waited out with full jitter (so that a thousand workers do not come back in step);
-only what a person must mend ends the process.
+Transient faults are retried with full jitter, so that a thousand workers do not come back in step; only what
+a person has to fix ends the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "Backoff", "Refused", "Worker"]
 
 FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
-"""What a call or a local file may raise in normal life."""
+"""What a call or a local file may raise in normal operation."""
 
 LONGEST_DELAY_SECONDS = 30.0
 FIRST_DELAY_SECONDS = 0.5
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class Refused(Exception):
-    """The coordinator will not have this worker until a person does something; the message says what."""
+    """The coordinator refuses this worker until someone does something; the message says what."""
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Backoff:
     failures: int = 0
 
     def retry(self, action: Callable[[], Result], *, registering: bool = False) -> Result:
-        """Repeat ``action`` until it succeeds; says what it waits for, once a change.
+        """Repeat ``action`` until it succeeds; says what it is waiting for, once per change.
 
         Raises:
-            InvalidConfiguration: wrong here, at this site (not an answer of the coordinator's).
-            Refused: any other fault that waiting does not mend.
+            InvalidConfiguration: something is wrong at this site (not an answer of the coordinator's).
+            Refused: any other fault that waiting does not fix.
         """
         while True:
             try:
@@ -117,7 +117,7 @@ class Worker:
         self._done = False
 
     def run(self) -> None:
-        """Work until a run has ended and the settings say to leave then; otherwise for ever.
+        """Work until a run has ended, if the settings say to exit then; otherwise for ever.
 
         Raises what :meth:`Backoff.retry` raises.
         """
@@ -162,7 +162,7 @@ class Worker:
                 local = self._get_run(assignment.run)
                 index = self._indexes.get(assignment.run)
                 value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
-                self._reporter.say(f"{assignment.run}: submitted the discrepancy {value:.4f}, once")
+                self._reporter.say(f"{assignment.run}: submitted its discrepancy {value:.4f}, this once")
             case Train():
                 self._train(assignment)
             case Evaluate():
@@ -190,7 +190,7 @@ class Worker:
         self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
 
     def _get_run(self, run: str) -> LocalRun:
-        """What this site knows of the run; after a restart it is asked for and built again."""
+        """What this site knows of the run; after a restart it is fetched and built again."""
         known = self._site.known(run)
         if known is not None and run in self._indexes:
             return known

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "run"]
 
 OK, FAILED, MISCONFIGURED, REFUSED = 0, 1, 2, 3
-"""Exit codes: ended as asked; a fault in this program; wrong settings here; refused by the coordinator."""
+"""Exit codes: ended as asked; a fault in this program; a wrong setting; refused by the coordinator."""
 
 
 def run(
     settings: WorkerSettings, *, stream: TextIO | None = None, transport: httpx.BaseTransport | None = None
 ) -> int:
-    """Work until told to end; returns the process's exit code (0, 2 or 3).
+    """Work until asked to end; returns the process's exit code (0, 2 or 3).
 
     Reports to ``stream`` (None: stderr). ``transport`` replaces the network.
     """
@@ -41,7 +41,7 @@ def run(
         with shutdown.handle_signals(), lock_folder(settings.state, slots=settings.state_slots) as folder:
             _work(settings, folder, reporter, shutdown, transport)
     except ShutdownRequested:
-        reporter.say("Stopped as asked; started again, this worker goes on where it was.")
+        reporter.say("Stopped as asked. When restarted, this worker continues where it stopped.")
     except InvalidConfiguration as error:
         reporter.say(f"Cannot work: {error}")
         return MISCONFIGURED
@@ -108,7 +108,7 @@ def _make_worker(
     reporter: Reporter,
     shutdown: Shutdown,
 ) -> Worker:
-    """Only here PyTorch is imported: a wrong address or join code is told without waiting for it."""
+    """PyTorch is imported only here, so a wrong address or join code is reported without waiting for it."""
     from shared.device import choose, use_threads
     from worker.journal import Journal
     from worker.round_work import RoundWork
@@ -129,7 +129,7 @@ def _make_worker(
 
 
 def _read_version() -> str:
-    """This program's version, as told at registration."""
+    """This program's version, for the registration."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""What the worker tells the person who started it: bars on a terminal, plain lines anywhere else."""
+"""What the worker prints for the person who started it: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Reporter:
         self._waiting_for = ""
 
     def say(self, text: str) -> None:
-        """One line about something that happened."""
+        """Print one line about something that happened."""
         self._waiting_for = ""
         self._write_line(text)
 
     def say_waiting(self, text: str) -> None:
-        """What is being waited for: a line only if it is another sentence than the last one."""
+        """Print what is being waited for, unless it is the same as last time."""
         if text and text != self._waiting_for:
             self._write_line(text)
             self._waiting_for = text
@@ -44,7 +44,7 @@ class Reporter:
 
     @contextmanager
     def show_training(self, title: str) -> Iterator[Show]:
-        """A bar for one round's training; nothing where there is no terminal."""
+        """A bar for one round's training; nothing without a terminal."""
         if not self._terminal:
             yield lambda _: None
             return

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: at once where nothing is lost by it, after the running batch while training."""
+"""SIGTERM and SIGINT: end at once where nothing is lost, and after the current batch while training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Shutdown", "ShutdownRequested"]
 
 
 class ShutdownRequested(BaseException):
-    """Raised in the main thread; like KeyboardInterrupt it is no error that anybody should catch."""
+    """Raised in the main thread; like KeyboardInterrupt, not an error to catch."""
 
 
 class Shutdown:
-    """``requested`` is True once somebody asked the process to end."""
+    """``requested`` is True once the process was asked to end."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -37,7 +37,7 @@ class Shutdown:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
-        if not self._deferred or again:  # who asks twice doesn't wait for the batch
+        if not self._deferred or again:  # the second signal does not wait for the batch
             raise ShutdownRequested
 
     @contextmanager

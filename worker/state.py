@@ -1,4 +1,4 @@
-"""The state folder: who this worker is, and that nobody else is it at the same time.
+"""The state folder: who this worker is, and a lock so that no other process is the same client.
 
 ::
 
@@ -8,7 +8,7 @@
     STATE/runs/RUN/          see worker.journal
 
 With slots (``--state-slots``) several workers share STATE: each takes the first of ``STATE/slot-1``,
-``STATE/slot-2`` ... that nobody holds, and goes on with the identity that lies there.
+``STATE/slot-2`` ... that is not locked, and continues with the identity it finds there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class StoredCredential(Body):
-    """Whose token this is, and where it is good."""
+    """Whose token this is, and for which coordinator."""
 
     url: str
     client: str
@@ -46,7 +46,7 @@ class StoredCredential(Body):
 
 
 class PendingRegistration(Body):
-    """What was asked for, perhaps without an answer."""
+    """A registration that was sent and may not have been answered."""
 
     url: str
     name: str | None
@@ -57,7 +57,7 @@ class PendingRegistration(Body):
 def lock_folder(folder: Path, *, slots: bool = False) -> Iterator[Path]:
     """The state folder to use, made (mode 0700) and locked until the end of the context.
 
-    Raises :class:`InvalidConfiguration` that names the process which holds it already.
+    Raises :class:`InvalidConfiguration` that names the process which has locked it.
     """
     _make_folder(folder)
     for path in (folder / f"slot-{number}" for number in itertools.count(1)) if slots else (folder,):
@@ -82,7 +82,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """The lock dies with its process, also by kill -9; the number in it is only told to people."""
+    """The lock ends with its process, even after kill -9; the number in the file is for people."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

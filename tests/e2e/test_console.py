@@ -84,7 +84,7 @@ def completed(system: Deployment, tmp_path_factory: pytest.TempPathFactory) -> D
     assert said.startswith("Run own is enrolling. 0 of 2 trainers are ready")
     assert system.console("run", "create", write(folder), code=2).startswith("feddisco: there is a run 'own'")
     again = system.console("run", "create", write(folder), "--if-absent")
-    assert again == "Run own is there already, left as it is.\n"
+    assert again == "Run own already exists and is left as it is.\n"
     join = folder / "join-code"
     join.write_text(code[0])
     del system.processes.environment["FEDDISCO_JOIN_TOKEN"]

@@ -63,5 +63,5 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with demo(tmp_path, "--port", "0", "--keep", str(tmp_path / "file" / "kept")) as started:
         assert started.wait() == 2
-    assert re.fullmatch(r"feddisco: The demo has nowhere to write: .*\n", started.output)
+    assert re.fullmatch(r"feddisco: The demo cannot write its files: .*\n", started.output)
     assert "--keep FOLDER" in started.output

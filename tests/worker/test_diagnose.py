@@ -114,7 +114,12 @@ def test_the_right_authority_is_content(tls_url: str, authority: trustme.CA) -> 
         (problems.RevokedToken("no"), False, "has revoked this client's token", True),
         (problems.IncompatibleVersion("protocol 1 here, 2 there"), True, "protocol 1 here, 2 there", True),
         (problems.NameTaken("name north is in use"), True, "name north is in use", True),
-        (problems.StorageUnavailable("disk full over there"), False, "cannot answer now: disk full", False),
+        (
+            problems.StorageUnavailable("disk full over there"),
+            False,
+            "cannot answer at the moment: disk full",
+            False,
+        ),
         (problems.RunOver("the run has ended"), False, "the run has ended", False),
         (UnexpectedAnswer(502, "text/html"), False, "A proxy answers", False),
         (UnexpectedAnswer(308, "text/html"), False, "redirects to another address", False),
@@ -150,5 +155,5 @@ def test_a_full_disk(make: Callable[[], None]) -> None:
 def test_a_folder_of_somebody_else() -> None:
     error = PermissionError(errno.EACCES, "Permission denied", "/srv/state")  # root may do anything
     found = diagnose(error, "https://coordinator")
-    assert "may not write /srv/state" in found.sentence
+    assert "may not write to /srv/state" in found.sentence
     assert found.fatal
