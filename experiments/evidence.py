@@ -96,8 +96,11 @@ class Evidence:
         return [gain.verdict for gain in self.with_disco() if gain.same_as is None]
 
     def with_disco(self) -> list[Gain]:
-        """The gains of Disco, not those of sizes over equal weights."""
-        return [gain for gain in self.gains if gain.cell.resolved not in ("sizes", "uniform")]
+        """The gains of Disco, not those of sizes over equal weights; of tuned a and b, the choice's."""
+        disco = [gain for gain in self.gains if gain.cell.resolved not in ("sizes", "uniform")]
+        if self.table.tune is None:
+            return disco
+        return [gain for gain in disco if gain.cell.weighting == self.table.chosen]
 
     @cached_property
     def only_borrowed(self) -> bool:
@@ -106,6 +109,11 @@ class Evidence:
             return False
         lent = {self.file(cell, 0) for cell in cells(load_table(self.table.borrows))}
         return not any(found for cell, found in self.curves.items() if self.file(cell, 0) not in lent)
+
+    def complete(self, cell: Cell) -> Curves:
+        """A cell's curves of as many rounds as the table asks for."""
+        asked = self._asked(cell)
+        return {seed: curve for seed, curve in self.curves[cell].items() if len(curve.rounds) >= asked}
 
     def file(self, cell: Cell, seed: int) -> Path:
         return PlannedRun(cell, seed, configuration(cell, seed), 0).file
@@ -166,14 +174,14 @@ class Evidence:
         return None
 
     def _published_gain(self, cell: Cell) -> float | None:
-        figures = self.table.published.get(cell.setting, {}).get(cell.method, {})
-        first = figures.get(self._first(cell).weighting)
-        mine = figures.get(cell.weighting)
+        place = cell.setting, cell.method
+        first = self.table.published_figure(*place, self._first(cell).weighting)
+        mine = self.table.published_figure(*place, cell.weighting)
         return None if first is None or mine is None else mine.value - first.value
 
 
 def gather(table: Table, results: Path) -> Evidence:
-    """The committed results of a table's cells, with every seed that is there."""
+    """The committed results of a table's cells, with every seed that is there (see ``tuning.settled``)."""
     return Evidence(table, {cell: _curves(cell, results) for cell in cells(table)})
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from experiments.evidence import Evidence
     from experiments.records import Curve, Round
-    from experiments.tables import Figure
+    from experiments.tables import Figure, Table
 
 __all__ = ["draw", "pictures", "save"]
 
@@ -149,12 +149,19 @@ def _by_round(
             continue
         length = min(len(curve.rounds) for curve in curves)
         mean = np.mean([[value(line) for line in curve.rounds[:length]] for curve in curves], axis=0)
-        color = f"C{evidence.table.methods.index(cell.method)}"
+        color = f"C{_color(evidence.table, cell)}"
         style = LINES.get(cell.weighting, "-")
         label = _label(cell, len(curves)) if only is None else _seeds(cell.resolved, len(curves))
         axes.plot(range(1, length + 1), mean, style, color=color, linewidth=1.1, label=label)
     axes.set_xlabel("round")
     axes.legend(fontsize=6, ncol=2 if only is None else 1)
+
+
+def _color(table: Table, cell: Cell) -> int:
+    """One for each method; where a and b are tuned, one for each weighting of a method."""
+    if table.tune is None:
+        return table.methods.index(cell.method)
+    return table.weightings_of(cell.method).index(cell.weighting)
 
 
 def _levels(axes: Axes, figure: Figure, evidence: Evidence) -> None:

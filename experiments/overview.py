@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.evidence import Evidence, Gain
 from experiments.figures import pictures
-from experiments.report import GAIN_HEADER, gain_numbers, table_rows
+from experiments.report import GAIN_HEADER, gain_numbers, headline_rows, progress, table_rows
 from experiments.tables import BASE, Table, methods, settings
 
 __all__ = ["Entry", "overview"]
@@ -30,10 +30,41 @@ def overview(entries: Sequence[Entry]) -> str:
     """The page; every number in it is computed from the curves of ``entries``."""
     evidence = [entry.evidence for entry in entries if entry.evidence is not None]
     states = [[f"[{e.table.title}](results/{e.table.name}.md)", e.state, e.why] for e in entries]
-    parts = [INTRODUCTION.read_text(encoding="utf-8")]
+    introduction, explained = INTRODUCTION.read_text(encoding="utf-8").split("\n\n## ", 1)
+    parts = [introduction, "", *_headlines(evidence), f"## {explained}"]
     parts += [*_measured(evidence), *_pictures(evidence)]
     parts += ["## Every table", "", *table_rows(["table", "state", "how much"], states, words=3), ""]
     return "\n".join(parts)
+
+
+def _headlines(evidence: Sequence[Evidence]) -> list[str]:
+    """Of each table that is to come first: what it is, and FedAvg's rows beside the published ones."""
+    parts: list[str] = []
+    for each in evidence:
+        table = each.table
+        if not table.headline:
+            continue
+        state = each.state()
+        parts += [f"## {table.title}: {state}", "", f"The paper: {table.claim} {table.note.strip()}", ""]
+        parts += headline_rows(each) if state != "not yet run" else [_published_alone(each), ""]
+        parts += [
+            f"The whole table: [{table.name}](results/{table.name}.md). {progress(each).capitalize()}",
+            "",
+        ]
+    return parts
+
+
+def _published_alone(each: Evidence) -> str:
+    """What there is to compare with, while nothing was run."""
+    table, (method, *_) = each.table, each.table.methods
+    first = table.published_figure(table.settings[0], method, table.weightings_of(method)[0])
+    tuned = table.published_figure(table.settings[0], method, table.tuned)
+    if first is None or tuned is None:
+        return "Nothing of it was run yet."
+    return (
+        f"Nothing of it was run yet. Published with {methods()[method].title}: {first.value:.2f} % without "
+        f"and {tuned.value:.2f} % with Disco."
+    )
 
 
 def _measured(evidence: Sequence[Evidence]) -> list[str]:
@@ -67,7 +98,8 @@ def _against_base(evidence: Sequence[Evidence]) -> Iterator[tuple[Table, Gain]]:
             continue
         for gain in each.gains:
             first = each.table.weightings_of(gain.cell.method)[0]
-            if (first, gain.cell.weighting) == (BASE, "disco"):
+            disco = each.table.chosen if each.table.tune else "disco"
+            if (first, gain.cell.weighting) == (BASE, disco):
                 yield each.table, gain
 
 

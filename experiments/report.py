@@ -12,11 +12,13 @@ from experiments.plan import Cell
 from experiments.records import Curve
 from experiments.statistics import Spread
 from experiments.tables import BASE, Published, Table, load_table, methods, settings
+from experiments.tuning import Choice, Tried, choose
 
 __all__ = [
     "GAIN_HEADER",
     "gain_numbers",
     "heading",
+    "headline_rows",
     "progress",
     "table_page",
     "table_rows",
@@ -109,7 +111,8 @@ def _setting(evidence: Evidence, setting: str) -> list[str]:
         lines = [_row(evidence, cell) for cell in ran]
         shown = [*table_rows(_header(evidence.table), lines), ""] if ran else []
         missing = [cell for cell in rows if cell not in ran]
-        return [*shown, *_gains(evidence, setting), *_not_run(evidence.table, setting, missing)]
+        gains = _gains(evidence, setting)
+        return [*shown, *_choice(evidence), *gains, *_not_run(evidence.table, setting, missing)]
     parts: list[str] = []
     for method in evidence.table.methods:
         parts += [
@@ -119,6 +122,19 @@ def _setting(evidence: Evidence, setting: str) -> list[str]:
             "",
         ]
     return parts
+
+
+def headline_rows(evidence: Evidence) -> list[str]:
+    """What was run of the table's first setting and method: scores, the choice of a and b, gains."""
+    table = evidence.table
+    setting, method = table.settings[0], table.methods[0]
+    ran = [
+        cell
+        for cell, curves in evidence.curves.items()
+        if (cell.setting, cell.method) == (setting, method) and curves
+    ]
+    lines = table_rows(_header(table), [_row(evidence, cell) for cell in ran])
+    return [*lines, "", *_choice(evidence), *_gains(evidence, setting, method, page="#")]
 
 
 def _header(table: Table) -> list[str]:
@@ -135,7 +151,7 @@ def _not_run(table: Table, setting: str, missing: Sequence[Cell]) -> list[str]:
     if not missing:
         return []
     lines = [
-        [methods()[cell.method].title, _weighting(cell), _published(_published_figure(table, cell))]
+        [methods()[cell.method].title, _weighting(cell, table), _published(_published_figure(table, cell))]
         for cell in missing
     ]
     reason = settings()[setting].unrun
@@ -148,7 +164,7 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
     table = evidence.table
     curves, values = evidence.curves[cell], list(evidence.values(cell).values())
     published = _published_figure(table, cell)
-    row = [methods()[cell.method].title, _weighting(cell), _published(published)]
+    row = [methods()[cell.method].title, _weighting(cell, table), _published(published)]
     asked = table.rounds or next(iter(curves.values())).config.rounds
     ours = statistics.mean_and_deviation(values)
     row += [_spread(ours, _deviation(table, ours, curves.values()))]
@@ -188,21 +204,65 @@ def _rounds_to(target: float, curves: Sequence[Curve], published: Published | No
     return f"{ours} ({published.rounds})" if published and published.rounds else ours
 
 
+# ---------------------------------------------------------------- a and b, chosen
+
+
+def _choice(evidence: Evidence) -> list[str]:
+    """How a and b came out that are tuned, and what each way to choose takes."""
+    tune = evidence.table.tune
+    if tune is None:
+        return []
+    choice = choose(evidence)
+    if choice is None:
+        return ["a and b are not chosen yet: no pair was run to the end.", ""]
+    rows = [
+        [each.weighting, _percent(each.validation), _percent(each.test), ", ".join(_chosen_by(choice, each))]
+        for each in choice.tried
+    ]
+    seeds = ", ".join(map(str, choice.seeds))
+    return [
+        f"a and b, mean of the last ten rounds in % with {methods()[tune.method].title}, "
+        f"{len(choice.tried)} of {choice.of} pairs, seeds {seeds}. "
+        f"*Tuned* is the choice on {'validation' if tune.on == 'validation' else 'the test set'}:",
+        "",
+        *table_rows(["pair", "validation", "test", "chosen on"], rows, words=1),
+        "",
+    ]
+
+
+def _chosen_by(choice: Choice, tried: Tried) -> list[str]:
+    by = {"validation": choice.on_validation, "test, as in the paper": choice.on_test}
+    return [name for name, pair in by.items() if pair == tried.weighting]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 # ---------------------------------------------------------------- gains
 
 
-def _gains(evidence: Evidence, setting: str) -> list[str]:
-    found = [gain for gain in evidence.gains if gain.cell.setting == setting]
+def _gains(
+    evidence: Evidence, setting: str, method: str | None = None, page: str = "../results.md#"
+) -> list[str]:
+    """Of a setting (and a method); ``page`` is where the columns are explained."""
+    found = [
+        gain for gain in evidence.gains if gain.cell.setting == setting and method in (None, gain.cell.method)
+    ]
     if not found:
         return []
     header = ["method", "weighting", *GAIN_HEADER]
     rows = [
-        [methods()[gain.cell.method].title, _weighting(gain.cell), *gain_numbers(evidence.table, gain)]
+        [
+            methods()[gain.cell.method].title,
+            _weighting(gain.cell, evidence.table),
+            *gain_numbers(evidence.table, gain),
+        ]
         for gain in found
     ]
     return [
         "Gain over the first weighting, pairs of the same seed over the rounds that both have "
-        "([what the columns mean](../results.md#how-gains-are-compared)):",
+        f"([what the columns mean]({page}how-gains-are-compared)):",
         "",
         *table_rows(header, rows),
         "",
@@ -265,12 +325,16 @@ def _grid_words(gain: Gain | None) -> str:
 # ---------------------------------------------------------------- words and numbers
 
 
-def _weighting(cell: Cell) -> str:
-    return f"{cell.resolved} (base)" if cell.weighting == BASE else cell.weighting
+def _weighting(cell: Cell, table: Table) -> str:
+    if cell.weighting == BASE:
+        return f"{cell.resolved} (base)"
+    if table.tune is None or cell.weighting != table.tuned:
+        return cell.weighting
+    return f"{cell.weighting} (tuned)" if table.chosen else "tuned, not chosen yet"
 
 
 def _published_figure(table: Table, cell: Cell) -> Published | None:
-    return table.published.get(cell.setting, {}).get(cell.method, {}).get(cell.weighting)
+    return table.published_figure(cell.setting, cell.method, cell.weighting)
 
 
 def _published(figure: Published | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments import exploration
+from experiments import exploration, tuning
 from experiments.evidence import gather
 from experiments.figures import draw
 from experiments.overview import Entry, overview
@@ -91,11 +91,19 @@ def _run(table: Table, request: Request, say: Say) -> bool:
     if table.kind != "runs":
         return _explore(table, request, say)
     asked = quickened(table) if request.quick else table
+    if asked.tune is None:
+        return _run_all(asked, request, say)
+    well = _run_all(tuning.trials(asked), request, say)
+    _publish(asked, request.results)
+    return _run_all(tuning.settled(asked, request.results), request, say) and well
+
+
+def _run_all(asked: Table, request: Request, say: Say) -> bool:
     plan = expand(asked, seeds=request.seeds, rounds=request.rounds, only=request.only)
     missing = _missing(plan, request)
     for task, why in missing.without_data.items():
-        say(f"{table.name}: no data for {task}: {why}")
-    say(f"{table.name}: {len(plan)} runs, {len(missing.runs)} to do")
+        say(f"{asked.name}: no data for {task}: {why}")
+    say(f"{asked.name}: {len(plan)} runs, {len(missing.runs)} to do")
     ended = _swept(missing.runs, request, say)
     return all(run.state != "failed" for run in ended) and not missing.without_data
 
@@ -186,7 +194,7 @@ def write_page(table: Table, results: Path, docs: Path) -> Path:
     if table.kind == "theory":
         text = theory_page(table, folder)
     elif table.kind == "runs":
-        evidence = gather(table, results)
+        evidence = gather(tuning.settled(table, results), results)
         text = table_page(evidence, draw(evidence, folder))
     else:
         text, _ = exploration.exploration_page(table, results, folder)
@@ -209,7 +217,7 @@ def _entry(table: Table, results: Path) -> Entry:
         done = len(list((results / table.kind).glob("*.jsonl")))
         state = "not yet run" if not done else "run" if done >= table.seeds else "partly"
         return Entry(table, state, f"{done} of {table.seeds} trials")
-    evidence = gather(table, results)
+    evidence = gather(tuning.settled(table, results), results)
     return Entry(table, evidence.state(), progress(evidence) + _reason(table, results), evidence)
 
 

@@ -18,6 +18,7 @@ from shared.problems import InvalidConfiguration
 
 __all__ = [
     "BASE",
+    "TUNED",
     "Figure",
     "Grid",
     "Measure",
@@ -25,6 +26,7 @@ __all__ = [
     "Published",
     "Setting",
     "Table",
+    "Tune",
     "available",
     "load_table",
     "methods",
@@ -34,6 +36,9 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 """The weighting that a method has without Disco: in the paper sizes, for FedDyn and FedDC uniform."""
+
+TUNED = "tuned"
+"""The weighting that ``tune`` chose."""
 
 Measure = Literal["last_ten", "best", "last", "loss", "client_variance", "tail"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -77,6 +82,32 @@ class Grid(Frozen):
     b: tuple[float, ...]
 
 
+class Tune(Frozen):
+    """Disco with every pair of a and b, run for one method; the best pair is every method's ``tuned``.
+
+    Best is the pair whose last ten rounds are most accurate, on the examples that no client is dealt
+    (``partition.validation`` of the setting) or, as in the paper, on the test set.
+    """
+
+    a: tuple[float, ...] = Field(alias="weighting.a", min_length=1)
+    b: tuple[float, ...] = Field(alias="weighting.b", min_length=1)
+    on: Literal["validation", "test"] = "validation"
+    method: Name = "fedavg"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_is_a_word(cls, value: Any) -> Any:
+        """YAML 1.1 reads the key ``on`` as true."""
+        if not isinstance(value, dict):
+            return value
+        return {"on" if key is True else key: given for key, given in value.items()}
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """By their names as weightings."""
+        return tuple(f"a{a:g}-b{b:g}" for a in self.a for b in self.b)
+
+
 class Quick(Frozen):
     """What ``--quick`` does: the first rounds of one seed, perhaps of fewer settings."""
 
@@ -102,6 +133,7 @@ class Table(Frozen):
     source: str | None = Field(description="where it is in the paper; None: it is not")
     kind: Literal["runs", "theory", "exploration-1", "exploration-2"] = "runs"
     claim: str = Field("", description="what the paper says, in one sentence")
+    headline: bool = Field(False, description="whether the page of all results begins with it")
     note: str = Field("", description="what differs here, and why")
     settings: tuple[Name, ...] = ()
     methods: tuple[Name, ...] = ()
@@ -117,6 +149,8 @@ class Table(Frozen):
     )
     sign_only: bool = Field(False, description="so little of it is published that only signs compare")
     grid: Grid | None = None
+    tune: Tune | None = None
+    chosen: Name | None = Field(None, description="what tuned stands for; a choice sets it, no file does")
     seeds: int = Field(5, ge=1)
     measure: Measure = "last_ten"
     spread: Literal["seeds", "rounds"] = Field(
@@ -140,17 +174,43 @@ class Table(Frozen):
             for method, figures in rows.items():
                 if setting not in self.settings or method not in self.methods:
                     raise ValueError(f"published figures of {setting}/{method}, which is not in the table")
-                if unknown := [name for name in figures if name not in self.weightings_of(method)]:
+                weightings = (*self.weightings_of(method), *([TUNED] if self.tune else []))
+                if unknown := [name for name in figures if name not in weightings]:
                     raise ValueError(f"published weighting {unknown[0]!r} of {setting}/{method}")
+        self._check_tuning()
         return self
+
+    def _check_tuning(self) -> None:
+        if self.tune is None:
+            if TUNED in self.weightings:
+                raise ValueError("weighting 'tuned' without tune: which a and b to try")
+            return
+        if self.grid is not None or len(self.settings) != 1 or self.tune.method not in self.methods:
+            raise ValueError("tune goes with one setting, a method of the table, and without grid")
+        partition = settings()[self.settings[0]].config.get("partition")
+        held = partition.get("validation", 0) if isinstance(partition, dict) else 0
+        if self.tune.on == "validation" and not held:
+            raise ValueError(f"tune on validation, but {self.settings[0]} has no partition.validation")
 
     def weightings_of(self, method: str) -> tuple[str, ...]:
         """The method's weightings by name, as they are written in the table."""
-        chosen = self.only.get(method, self.weightings)
+        named = self.only.get(method, self.weightings)
+        if self.tune is not None and method == self.tune.method:
+            return (*(name for name in named if name not in (TUNED, *self.tune.pairs)), *self.tune.pairs)
         if self.grid is None:
-            return chosen
+            return tuple(self.tuned if name == TUNED else name for name in named)
         pairs = tuple(f"a{a:g}-b{b:g}" for a in self.grid.a for b in self.grid.b)
-        return (*(name for name in chosen if name not in pairs), *pairs)
+        return (*(name for name in named if name not in pairs), *pairs)
+
+    @property
+    def tuned(self) -> Name:
+        """What ``tuned`` stands for: the pair that was chosen; until one is, the first that is tried."""
+        return self.chosen or (self.tune.pairs[0] if self.tune else TUNED)
+
+    def published_figure(self, setting: Name, method: Name, weighting: Name) -> Published | None:
+        """The paper's figure; that of ``tuned`` belongs to the pair that was chosen."""
+        figures = self.published.get(setting, {}).get(method, {})
+        return figures.get(weighting) or (figures.get(TUNED) if weighting == self.tuned else None)
 
     @property
     def higher_is_better(self) -> bool:

@@ -13,6 +13,7 @@ from shared.config import DiscoWeighting, RunConfig
 from shared.data.partition import imbalance
 from shared.problems import InvalidConfiguration
 
+PAIRS = {"weighting.a": (0.5, 0.9), "weighting.b": (0.1,)}
 RUNS = [name for name in available() if load_table(name).kind == "runs"]
 
 
@@ -97,6 +98,10 @@ def test_a_weighting_that_is_not_known_is_named() -> None:
         ({"methods": ("fedsgd",)}, "method 'fedsgd' is not in methods.yaml"),
         ({"published": {"cifar10-niid1": {"moon": {"base": 1.0}}}}, "cifar10-niid1/moon"),
         ({"published": {"cifar10-niid1": {"fedavg": {"sizes": 1.0}}}}, "weighting 'sizes'"),
+        ({"weightings": ("base", "tuned")}, "'tuned' without tune"),
+        ({"tune": PAIRS}, "cifar10-niid1 has no partition.validation"),
+        ({"tune": PAIRS | {"method": "moon"}}, "a method of the table"),
+        ({"tune": PAIRS, "settings": ("cifar10-niid1", "cifar10-niid2")}, "one setting"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(change: dict[str, object], message: str) -> None:

@@ -15,6 +15,7 @@ from experiments.plan import expand
 from experiments.records import read_curve, rounds_in
 from experiments.reproduce import Request, find_source, reproduce, write_overview, write_page
 from experiments.tables import available, load_table
+from experiments.tuning import settled
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, simulate
 from simulation.sweep import Planned, claimed, sweep
@@ -70,6 +71,34 @@ def test_a_table_from_nothing_to_its_page_in_two_calls(small: Path) -> None:
     assert "[Small](results/small.md) | partly |" in (small / "docs" / "results.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_the_pairs_are_tried_before_the_rest_is_run_with_the_best(small: Path) -> None:
+    document = {
+        "title": "Tuned",
+        "source": None,
+        "settings": ["digits-12"],
+        "methods": ["fedavg", "feddyn"],
+        "weightings": ["base", "tuned"],
+        "tune": {"weighting.a": [0.5, 0.9], "weighting.b": [0.1], "on": "validation"},
+        "seeds": 1,
+        "rounds": 2,
+    }
+    (small / "experiments" / "tables" / "tuned.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    said: list[str] = []
+    asked = request(small).model_copy(update={"table": "tuned"})
+    assert reproduce(asked, said.append)
+    begun = [line.split(":")[0] for line in said if ": done" in line]
+    tried = ["digits-12-fedavg-sizes-s0", "digits-12-fedavg-disco-s0", "digits-12-fedavg-a0.9-b0.1-s0"]
+    assert begun[:3] == tried
+    best = settled(load_table("tuned"), small / "results")
+    assert best.chosen is not None
+    assert set(begun) == {run.config.name for run in expand(best)}
+    assert len(begun) == 5
+    run = expand(best)[0]
+    curve = read_curve(small / "results" / run.file, run.config)
+    assert curve is not None
+    assert all(line.validation_accuracy is not None for line in curve.rounds)
 
 
 def test_the_page_says_which_engine_made_it(small: Path) -> None:

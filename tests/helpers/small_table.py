@@ -35,9 +35,11 @@ def table(**changes: Any) -> Table:
 
 
 def with_digits() -> None:
-    """Make the settings ``digits`` (3 rounds) and ``digits-12`` (12 rounds) known to every table."""
+    """Make the settings ``digits`` (3 rounds) and ``digits-12`` (12, validation) known to every table."""
     settings()["digits"] = DIGITS
-    settings()["digits-12"] = DIGITS.model_copy(update={"config": DIGITS.config | {"rounds": 12}})
+    partition = {"kind": "niid2", "clients": 6, "unbiased": 1, "validation": 200}
+    longer = DIGITS.config | {"rounds": 12, "partition": partition}
+    settings()["digits-12"] = DIGITS.model_copy(update={"config": longer})
 
 
 def longer(**changes: Any) -> Table:
@@ -45,8 +47,13 @@ def longer(**changes: Any) -> Table:
     return table(**{"settings": ["digits-12"], "published": {}, "figures": [], "seeds": 1} | changes)
 
 
-def write_curves(results: Path, accuracies: dict[tuple[str, str, int], list[float]], given: Table) -> None:
-    """Committed results by (method, weighting, seed)."""
+def write_curves(
+    results: Path,
+    accuracies: dict[tuple[str, str, int], list[float]],
+    given: Table,
+    validation: dict[tuple[str, str, int], float] | None = None,
+) -> None:
+    """Committed results by (method, weighting, seed); ``validation`` is the accuracy of all rounds."""
     for run in expand(given):
         curve = accuracies.get((run.cell.method, run.cell.weighting, run.seed))
         if curve is None:
@@ -63,6 +70,9 @@ def write_curves(results: Path, accuracies: dict[tuple[str, str, int], list[floa
                 "loss": 1 - accuracy,
                 "per_category": [accuracy, accuracy],
                 "per_client": [accuracy, accuracy - 0.1],
+                "validation_accuracy": (validation or {}).get(
+                    (run.cell.method, run.cell.weighting, run.seed)
+                ),
             }
             for number, accuracy in enumerate(curve, start=1)
         ]
