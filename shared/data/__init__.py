@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import lzma
 import math
+import os
 import struct
 import tarfile
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from shared.left_out import LeftOut, OnBroken, Reason, printable
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -28,7 +31,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Archive", "Examples", "find_file", "fingerprint_of", "opened", "read_idx"]
+__all__ = [
+    "READ_FAULTS",
+    "Archive",
+    "Examples",
+    "describe_fault",
+    "find_file",
+    "fingerprint_of",
+    "opened",
+    "read_idx",
+]
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,13 @@ class Examples:
 
     ``keys``, int64 (N,), say who an example is of where the data tell (a writer, a page): the number of
     the key in the sorted order of all keys of both splits. They deal the data to clients (``by-key``).
+    ``left_out`` is what the data hold beside these examples.
     """
 
     inputs: Tensor
     targets: Tensor
     keys: Tensor | None = None
+    left_out: LeftOut = field(default_factory=LeftOut, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -56,38 +70,92 @@ class Examples:
         """A copy of the examples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.targets.device)
         keys = None if self.keys is None else self.keys.index_select(0, chosen)
-        return Examples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen), keys)
+        inputs, targets = self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen)
+        return Examples(inputs, targets, keys, self.left_out)
 
     def to(self, device: torch.device) -> Examples:
         """The same examples resident on ``device``."""
         keys = None if self.keys is None else self.keys.to(device)
-        return Examples(self.inputs.to(device), self.targets.to(device), keys)
+        return Examples(self.inputs.to(device), self.targets.to(device), keys, self.left_out)
 
 
 # ---------------------------------------------------------------- folders, zips and tars alike
 
 
 class Archive(ABC):
-    """A folder, a zip or a tar as sorted relative names and their bytes."""
+    """A folder, a zip or a tar as sorted relative names and their bytes.
+
+    ``left_out`` collects what its readers leave out; files that are hidden are in it from the start.
+    """
 
     path: Path
     names: tuple[str, ...]
+    left_out: LeftOut
+
+    def _take(self, path: Path, names: Iterable[str]) -> None:
+        self.path, self.left_out = path, LeftOut()
+        self.names = self._visible(names)
+
+    def _visible(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Sorted, without what desktops and file systems leave behind."""
+        found = sorted(names)
+        for name in found:
+            if _is_hidden(name):
+                self.left_out.add(Reason.HIDDEN, name)
+        return tuple(name for name in found if not _is_hidden(name))
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes; :class:`InvalidConfiguration` if they cannot be had."""
+        try:
+            return self.read_bytes(name)
+        except READ_FAULTS as error:
+            why = describe_fault(error)[1]
+            raise InvalidConfiguration(f"data: {printable(name)} in {self.path} {why}.") from error
 
     @abstractmethod
-    def read(self, name: str) -> bytes: ...
+    def read_bytes(self, name: str) -> bytes:
+        """The same, with whatever the file system or the archive raises: one of ``READ_FAULTS``."""
 
     def fingerprint(self) -> str:
         """Changes when the contents may have: place, size and times of change."""
         return _state(self.path)
 
 
-class _Folder(Archive):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        files = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        self.names = _visible(files)
+READ_FAULTS = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What reading from a folder, zip or tar may raise (zipfile: RuntimeError where it is encrypted)."""
 
-    def read(self, name: str) -> bytes:
+
+def describe_fault(error: Exception) -> tuple[Reason, str]:
+    """Why a file could not be read, to be said after its name."""
+    if isinstance(error, PermissionError):
+        return Reason.UNREADABLE, f"may not be read by this user ({error.strerror})"
+    if isinstance(error, OSError):
+        return Reason.UNREADABLE, f"cannot be read ({error.strerror or error})"
+    if isinstance(error, RuntimeError):
+        return Reason.UNREADABLE, "is encrypted or compressed in a way that is not known here"
+    return Reason.BROKEN, "is damaged in its archive"
+
+
+class _Folder(Archive):
+    """Links to folders are followed, but none twice."""
+
+    def __init__(self, path: Path) -> None:
+        unreadable: list[OSError] = []
+        self._take(path, _walk(path, unreadable.append))
+        for error in unreadable:
+            name = os.path.relpath(error.filename, path)
+            if not _is_hidden(name):
+                self.left_out.add(Reason.UNREADABLE, name, describe_fault(error)[1])
+
+    def read_bytes(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
     def fingerprint(self) -> str:
@@ -96,25 +164,58 @@ class _Folder(Archive):
 
 class _Zip(Archive):
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path, self._archive = path, archive
-        self.names = _visible(item.filename for item in archive.infolist() if not item.is_dir())
+        self._archive = archive
+        self._members = {_zip_name(item): item for item in archive.infolist() if not item.is_dir()}
+        self._take(path, self._members)
 
-    def read(self, name: str) -> bytes:
-        return self._archive.read(name)
+    def read_bytes(self, name: str) -> bytes:
+        return self._archive.read(self._members[name])
 
 
 class _Tar(Archive):
     def __init__(self, path: Path, archive: tarfile.TarFile) -> None:
-        self.path = path
         self._archive = archive
         self._members = {item.name.removeprefix("./"): item for item in archive.getmembers() if item.isfile()}
-        self.names = _visible(self._members)
+        self._take(path, self._members)
 
-    def read(self, name: str) -> bytes:
+    def read_bytes(self, name: str) -> bytes:
         stream = self._archive.extractfile(self._members[name])
         if stream is None:
-            raise KeyError(name)
+            raise FileNotFoundError(0, "is no file", name)
         return stream.read()
+
+
+def _walk(path: Path, on_error: Callable[[OSError], object]) -> Iterator[str]:
+    """Relative names of all files, with those that no text encoding knows (surrogate escapes)."""
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(path, onerror=on_error, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        for name in files:
+            file = Path(folder, name)
+            if file.is_file() or file.is_symlink():  # a link into nowhere is told when it is read
+                yield file.relative_to(path).as_posix()
+
+
+def _zip_name(item: zipfile.ZipInfo) -> str:
+    """The member's name; one without the mark for UTF-8 may be UTF-8 all the same, as many programs write."""
+    if item.flag_bits & 0x800:
+        return item.filename
+    try:
+        return item.filename.encode("cp437").decode()
+    except UnicodeError:
+        return item.filename
+
+
+def _is_hidden(name: str) -> bool:
+    return any(
+        part.startswith((".", "__MACOSX")) or part in ("Thumbs.db", "desktop.ini", "lost+found")
+        for part in name.split("/")
+    )
 
 
 def fingerprint_of(source: Path | None) -> str:
@@ -125,47 +226,51 @@ def fingerprint_of(source: Path | None) -> str:
     if source is None or not source.exists():
         return ""
     state = _Folder(source).fingerprint() if source.is_dir() else _state(source)
-    return hashlib.sha256(state.encode()).hexdigest() if state else ""
+    return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest() if state else ""
 
 
 def _state(path: Path) -> str:
     """With the time of change (ctime), which moving and copying do not preserve: two images of one size
     and time of modification may have changed places."""
-    status = path.stat()
+    status = path.lstat() if path.is_symlink() and not path.exists() else path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def _visible(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorted, without what desktops leave behind (.DS_Store, __MACOSX, Thumbs.db)."""
-    return tuple(
-        sorted(
-            name
-            for name in names
-            if not any(part.startswith((".", "__MACOSX")) or part == "Thumbs.db" for part in name.split("/"))
-        )
-    )
-
-
 @contextmanager
-def opened(source: Path | None, wanted: str) -> Iterator[Archive]:
+def opened(source: Path | None, wanted: str, on_broken: OnBroken = "decline") -> Iterator[Archive]:
     """The folder, zip or tar at ``source``; ``wanted`` describes what should be in it, for the errors.
+
+    With ``on_broken`` "decline", what was left out as broken is refused at the end, all of it at once.
 
     Raises:
         InvalidConfiguration: nothing there, or neither a folder nor an archive that can be read.
     """
     if source is None:
         raise InvalidConfiguration(f"data: no place given for {wanted}.", hint="Say where it lies (a path).")
+    with ExitStack() as stack:
+        try:
+            archive = _open(source, wanted, stack)
+        except READ_FAULTS as error:
+            raise InvalidConfiguration(f"data: {source} {describe_fault(error)[1]}.") from error
+        except UnicodeDecodeError as error:
+            raise InvalidConfiguration(
+                f"data: {source} has a file name that is marked as UTF-8 and is none.",
+                hint="Pack the archive anew, or unpack it and give the folder.",
+            ) from error
+        yield archive
+        if on_broken == "decline":
+            archive.left_out.refuse_faults(source)
+
+
+def _open(source: Path, wanted: str, stack: ExitStack) -> Archive:
     if source.is_dir():
-        yield _Folder(source)
-    elif zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as archive:
-            yield _Zip(source, archive)
-    elif source.is_file() and tarfile.is_tarfile(source):
-        with tarfile.open(source) as archive:
-            yield _Tar(source, archive)
-    else:
-        state = "is neither a folder nor a zip or tar" if source.exists() else "does not exist"
-        raise InvalidConfiguration(f"data: looked for {wanted} at {source}, which {state}.")
+        return _Folder(source)
+    if zipfile.is_zipfile(source):
+        return _Zip(source, stack.enter_context(zipfile.ZipFile(source)))
+    if source.is_file() and tarfile.is_tarfile(source):
+        return _Tar(source, stack.enter_context(tarfile.open(source)))
+    state = "is neither a folder nor a zip or tar" if source.exists() else "does not exist"
+    raise InvalidConfiguration(f"data: looked for {wanted} at {source}, which {state}.")
 
 
 def find_file(archive: Archive, names: Sequence[str]) -> str:
@@ -177,7 +282,7 @@ def find_file(archive: Archive, names: Sequence[str]) -> str:
     for name in archive.names:
         if name.rsplit("/", 1)[-1] in names:
             return name
-    there = ", ".join(archive.names[:5]) or "nothing"
+    there = ", ".join(map(printable, archive.names[:5])) or "nothing"
     raise InvalidConfiguration(
         f"data: looked for {' or '.join(names)} in {archive.path} (at any depth), found {there}"
         f"{' ...' if len(archive.names) > 5 else ''}."

@@ -33,10 +33,11 @@ class AGNews(TextTask):
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Texts in the order of the file."""
-        with opened(source, "AG News (ag_news_csv/train.csv and test.csv)") as archive:
+        with opened(source, "AG News (ag_news_csv/train.csv and test.csv)", self.on_broken) as archive:
             found = _read(archive, find_file(archive, [f"{split}.csv"]), len(self.classes))
         inputs = encoded((text for _, text in found), self.input_shape[0])
-        return Examples(inputs, torch.tensor([label for label, _ in found], dtype=torch.int64))
+        targets = torch.tensor([label for label, _ in found], dtype=torch.int64)
+        return Examples(inputs, targets, left_out=archive.left_out)
 
 
 TASK = AGNews
@@ -45,7 +46,7 @@ TASK = AGNews
 def _read(archive: Archive, name: str, classes: int) -> list[tuple[int, str]]:
     """(label from 0, text) of each row; some copies have a header."""
     found = []
-    for line, row in rows(archive, name):
+    for line, row in rows(archive, name, left_out=archive.left_out):
         if len(row) != 3:
             raise fault(archive, name, line, f"has {len(row)} fields, not class, title, description")
         if line == 1 and row[0].lower() == "class index":

@@ -7,8 +7,10 @@ The defaults are those of classification with cross-entropy; a regression overri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from shared.config import Frozen
 from shared.data import fingerprint_of
+from shared.left_out import OnBroken
 from shared.models import build_model, require_inputs
 from shared.reproducible import reproducible
 from shared.seeds import derive
@@ -39,6 +42,8 @@ class Task(ABC):
     """Base of all tasks. ``options`` is an instance of the class's own ``Options``.
 
     ``cache`` is a folder where decoded data may be kept; the site sets it on the task, not the run.
+    ``on_broken`` and ``labels`` are the site's too: what it does about examples that cannot be read, and
+    which class of the contract a name in its data stands for, where the two differ.
     ``tokens`` says that the inputs are token numbers (:mod:`shared.data.tokens`), not measured ones.
     """
 
@@ -50,6 +55,8 @@ class Task(ABC):
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     cache: Path | None = None
+    on_broken: OnBroken = "decline"
+    labels: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, options: Frozen) -> None:
         self.options = options
@@ -63,6 +70,11 @@ class Task(ABC):
         Raises:
             InvalidConfiguration: the data are not there; says what was looked for, and where.
         """
+
+    def class_of(self, name: str) -> str | None:
+        """The class that a name in the data stands for; None if the contract has no such class."""
+        label = self.labels.get(name, name)
+        return label if label in self.classes else None
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """A batch as the model takes it, float32: normalised, and augmented when a generator is given.
@@ -114,6 +126,8 @@ class LoadCall:
     kind: type[Task]
     options: Frozen
     classes: tuple[str, ...]
+    on_broken: OnBroken
+    labels: tuple[tuple[str, str], ...]
     split: Split
     source: Path | None
     seed: int
@@ -122,4 +136,14 @@ class LoadCall:
     @classmethod
     def of(cls, task: Task, split: Split, source: Path | None, seed: int) -> Self:
         """The call ``task.load(split, source, seed)``, made now."""
-        return cls(type(task), task.options, task.classes, split, source, seed, fingerprint_of(source))
+        return cls(
+            kind=type(task),
+            options=task.options,
+            classes=task.classes,
+            on_broken=task.on_broken,
+            labels=tuple(sorted(task.labels.items())),
+            split=split,
+            source=source,
+            seed=seed,
+            fingerprint=fingerprint_of(source),
+        )

@@ -11,7 +11,7 @@ import torch
 from shared.data import Archive, Examples, find_file, opened
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split
-from shared.tasks.images import ImageTask, read_folder
+from shared.tasks.images import ImageTask
 
 __all__ = ["CIFAR10", "TASK", "read_binary", "refuse_pickle"]
 
@@ -33,13 +33,13 @@ class CIFAR10(ImageTask):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images in the order of the files, or sorted by class and name where they are single images."""
         wanted = "CIFAR-10 (data_batch_1.bin ..., or images as train/<class>/... and test/<class>/...)"
-        with opened(source, wanted) as archive:
+        with opened(source, wanted, self.on_broken) as archive:
             ends = {name.rsplit("/", 1)[-1] for name in archive.names}
             if ends & {*FILES["train"], *FILES["test"]}:
                 return read_binary(archive, FILES[split], label_bytes=1, classes=10)
             if "data_batch_1" in ends:
                 refuse_pickle(archive, "cifar-10-binary.tar.gz")
-            return read_folder(archive, split, self.classes, 3, (32, 32), self.cache)
+            return self.read_folder(archive, split, 3, (32, 32))
 
 
 TASK = CIFAR10

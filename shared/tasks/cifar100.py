@@ -7,7 +7,7 @@ from pathlib import Path
 from shared.data import Examples, opened
 from shared.tasks.base import Split
 from shared.tasks.cifar10 import read_binary, refuse_pickle
-from shared.tasks.images import ImageTask, read_folder
+from shared.tasks.images import ImageTask
 
 __all__ = ["CIFAR100", "TASK"]
 
@@ -41,14 +41,14 @@ class CIFAR100(ImageTask):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images in the order of the file, or sorted by class and name where they are single images."""
         wanted = "CIFAR-100 (train.bin and test.bin, or images as train/<class>/... and test/<class>/...)"
-        with opened(source, wanted) as archive:
+        with opened(source, wanted, self.on_broken) as archive:
             ends = {name.rsplit("/", 1)[-1] for name in archive.names}
             if ends & {"train.bin", "test.bin"}:
                 # a coarse label (not used), a fine one, and the pixels
                 return read_binary(archive, FILES[split], label_bytes=2, classes=100)
             if {"train", "test", "meta"} <= ends:
                 refuse_pickle(archive, "cifar-100-binary.tar.gz")
-            return read_folder(archive, split, self.classes, 3, (32, 32), self.cache)
+            return self.read_folder(archive, split, 3, (32, 32))
 
 
 TASK = CIFAR100

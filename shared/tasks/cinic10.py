@@ -7,7 +7,6 @@ from pathlib import Path
 from shared.data import Examples, opened
 from shared.tasks.base import Split
 from shared.tasks.cifar10 import CIFAR10
-from shared.tasks.images import read_folder
 
 __all__ = ["CINIC10", "TASK"]
 
@@ -21,8 +20,8 @@ class CINIC10(CIFAR10):
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images sorted by class and name."""
-        with opened(source, f"CINIC-10 (images as {split}/<class>/...)") as archive:
-            return read_folder(archive, split, self.classes, 3, (32, 32), self.cache)
+        with opened(source, f"CINIC-10 (images as {split}/<class>/...)", self.on_broken) as archive:
+            return self.read_folder(archive, split, 3, (32, 32))
 
 
 TASK = CINIC10

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shared.config import Frozen
 from shared.data import Archive, Examples, find_file, opened
+from shared.left_out import LeftOut, Reason
 from shared.tasks.base import Split, Task
 from shared.tasks.regression import Regression, bin_names, increasing
 from shared.tasks.tables import fault, natural, rows
@@ -87,7 +88,7 @@ class CSV(Task):
         """Rows in the order of the file: int16 tokens (N, length), or float32 numbers (N, columns)."""
         options = self.settings
         file = options.train if split == "train" else options.test
-        with opened(source, f"a table {file}") as archive:
+        with opened(source, f"a table {file}", self.on_broken) as archive:
             name = find_file(archive, [file])
             table = _read(archive, name, self)
             if not table.targets:
@@ -98,13 +99,14 @@ class CSV(Task):
             if self.tokens
             else torch.tensor(table.numbers, dtype=torch.float32)
         )
-        return Examples(inputs, self.target_tensor(table.targets), keys)
+        return Examples(inputs, self.target_tensor(table.targets), keys, archive.left_out)
 
     def target_of(self, text: str) -> float:
         """The number that a cell of the target column stands for (ValueError: none)."""
-        if text not in self.classes:
+        label = self.class_of(text)
+        if label is None:
             raise ValueError(f"{text!r} is not one of the classes {list(self.classes)}")
-        return self.classes.index(text)
+        return self.classes.index(label)
 
     def target_tensor(self, targets: list[float]) -> Tensor:
         """Targets as the loss takes them."""
@@ -151,36 +153,55 @@ class _Table:
 
 
 def _read(archive: Archive, name: str, task: CSV) -> _Table:
-    options, width = task.settings, len(task.settings.columns)
+    options = task.settings
+
+    def on_fault(line: int, said: str) -> None:
+        if task.on_broken == "decline":
+            raise fault(archive, name, line, said)
+        archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}", said)
+
     key = [] if options.key is None else [options.key]
+    wanted = [*options.columns, options.target, *key]
     table = _Table([], [], [], [])
-    for line, cells in _cells(archive, name, options, [*options.columns, options.target, *key]):
+    for line, cells in _cells(archive, name, options, wanted, on_fault, archive.left_out):
         try:
-            table.targets.append(_value(options.target, task.target_of, cells[width]))
-            if task.tokens:
-                table.texts.append(" ".join(cells[:width]))
-            else:
-                pairs = zip(options.columns, cells[:width], strict=True)
-                table.numbers.append([_value(column, _number, text) for column, text in pairs])
+            _take(table, task, cells)
         except ValueError as error:
-            raise fault(archive, name, line, str(error)) from error
-        table.keys.extend(cells[width + 1 :])
+            on_fault(line, str(error))
     return table
 
 
+def _take(table: _Table, task: CSV, cells: list[str]) -> None:
+    """Add a row, whole or not at all (ValueError)."""
+    options, width = task.settings, len(task.settings.columns)
+    target = _value(options.target, task.target_of, cells[width])
+    pairs = list(zip(options.columns, cells[:width], strict=True))
+    numbers = [] if task.tokens else [_value(column, _number, text) for column, text in pairs]
+    table.targets.append(target)
+    table.texts.append(" ".join(cells[:width]))
+    table.numbers.append(numbers)
+    table.keys.extend(cells[width + 1 :])
+
+
 def _cells(
-    archive: Archive, name: str, options: CSVOptions, wanted: list[str]
+    archive: Archive,
+    name: str,
+    options: CSVOptions,
+    wanted: list[str],
+    on_fault: Callable[[int, str], None],
+    left_out: LeftOut | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
     """The wanted columns of each row below the header, and the row's line."""
-    found = rows(archive, name, options.delimiter)
+    found = rows(archive, name, options.delimiter, left_out)
     line, header = next(found, (1, []))
     if missing := [column for column in wanted if column not in header]:
         raise fault(archive, name, line, f"looked for the columns {missing}, the header has {header}")
     places = [header.index(column) for column in wanted]
     for line, row in found:
-        if len(row) != len(header):
-            raise fault(archive, name, line, f"has {len(row)} fields, the header has {len(header)}")
-        yield line, [row[place] for place in places]
+        if len(row) == len(header):
+            yield line, [row[place] for place in places]
+        else:
+            on_fault(line, f"has {len(row)} fields, the header has {len(header)}")
 
 
 def _value(column: str, read: Callable[[str], float], text: str) -> float:
@@ -207,6 +228,7 @@ def _numbered(archive: Archive, options: CSVOptions, own: list[str]) -> Tensor |
     known = set(own)
     for name in archive.names:
         if name.rsplit("/", 1)[-1] in (options.train, options.test):
-            known.update(key for _, (key,) in _cells(archive, name, options, [options.key]))
+            found = _cells(archive, name, options, [options.key], lambda line, said: None)
+            known.update(key for _, (key,) in found)
     numbers = {key: number for number, key in enumerate(sorted(known, key=natural))}
     return torch.tensor([numbers[key] for key in own], dtype=torch.int64)

@@ -41,7 +41,7 @@ class Digits(Task):
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Standardised; never augmented."""
-        return inputs.float().sub_(MEAN).div_(DEVIATION)
+        return inputs.to(torch.float32, copy=True).sub_(MEAN).div_(DEVIATION)
 
 
 TASK = Digits

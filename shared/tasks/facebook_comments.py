@@ -65,7 +65,7 @@ class FacebookComments(Regression):
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Posts in the order of the file: float32 features (N, 159), float32 comments (N,)."""
-        with opened(source, f"Facebook Comment Volume ({self._files[split]})") as archive:
+        with opened(source, f"Facebook Comment Volume ({self._files[split]})", self.on_broken) as archive:
             table = _table(archive, find_file(archive, [self._files[split]]))
         return Examples(torch.from_numpy(_features(table)), torch.from_numpy(table[:, -1].astype(np.float32)))
 

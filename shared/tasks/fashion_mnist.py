@@ -31,7 +31,9 @@ class FashionMNIST(ImageTask):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images in the order of the files."""
         prefix = PREFIX[split]
-        with opened(source, f"Fashion-MNIST ({prefix}-images-idx3-ubyte and its labels)") as archive:
+        with opened(
+            source, f"Fashion-MNIST ({prefix}-images-idx3-ubyte and its labels)", self.on_broken
+        ) as archive:
             found = [
                 find_file(archive, [f"{prefix}-{kind}-ubyte", f"{prefix}-{kind}-ubyte.gz"])
                 for kind in ("images-idx3", "labels-idx1")

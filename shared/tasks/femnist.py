@@ -17,11 +17,12 @@ from torch import Tensor
 
 from shared.config import Frozen
 from shared.data import Archive, Examples, opened
-from shared.data.images import decode_images
+from shared.data.images import is_image
+from shared.left_out import Reason
 from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks.base import Split
-from shared.tasks.images import IMAGE_SUFFIXES, ImageTask
+from shared.tasks.images import ImageTask
 from shared.tasks.leaf import is_leaf, read_leaf
 from shared.tasks.tables import natural
 
@@ -60,7 +61,7 @@ class FEMNIST(ImageTask):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images sorted by writer, in the order of the files; other characters are left out."""
         wanted = "FEMNIST (LEAF's all_data_*.json, or images as <writer>/<character>/...)"
-        with opened(source, wanted) as archive:
+        with opened(source, wanted, self.on_broken) as archive:
             if any(map(is_leaf, archive.names)):
                 return self._leaf(archive, split, seed)
             return self._images(archive, split, seed)
@@ -71,10 +72,13 @@ class FEMNIST(ImageTask):
         known = torch.tensor([label in labels for label in found.labels.tolist()], dtype=torch.bool)
         _require_some(archive, int(known.sum()), self.classes)
         kept = torch.nonzero(known).flatten()
+        if others := len(known) - len(kept):
+            archive.left_out.add(Reason.OTHER_CLASS, "other characters", times=others)
         examples = Examples(
             found.pixels[kept].view(-1, 1, 28, 28),
             torch.tensor([labels[label] for label in found.labels[kept].tolist()]),
             found.writers[kept],
+            archive.left_out,
         )
         return examples if found.is_split else examples.subset(_side(found.writers[kept], split, seed))
 
@@ -83,11 +87,8 @@ class FEMNIST(ImageTask):
         _require_some(archive, len(listing), self.classes)
         chosen = _side(torch.tensor([image.writer for image in listing]), split, seed).tolist()
         images = [listing[position] for position in chosen]
-        return Examples(
-            decode_images(archive, [image.name for image in images], 1, (28, 28), self.cache),
-            torch.tensor([image.label for image in images], dtype=torch.int64),
-            torch.tensor([image.writer for image in images], dtype=torch.int64),
-        )
+        listed = [(image.name, image.label) for image in images]
+        return self.read_images(archive, listed, 1, (28, 28), [image.writer for image in images])
 
 
 TASK = FEMNIST
@@ -105,13 +106,17 @@ def _listing(archive: Archive, classes: Sequence[str]) -> list[_Image]:
     by_writer: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for name in archive.names:
         parts = name.split("/")
-        if name.lower().endswith(IMAGE_SUFFIXES):
+        if is_image(name):
             if len(parts) < 3 or parts[-2] not in set(CHARACTERS):
                 raise InvalidConfiguration(
                     f"data: {name} in {archive.path} is in no folder <writer>/<character>/ "
                     "with one of 0-9, A-Z, a-z as the character."
                 )
             by_writer["/".join(parts[:-2])].append((parts[-2], name))
+            if parts[-2] not in classes:
+                archive.left_out.add(Reason.OTHER_CLASS, name)
+        else:
+            archive.left_out.add(Reason.NOT_AN_IMAGE, name)
     return [
         _Image(writer, classes.index(character), name)
         for writer, key in enumerate(sorted(by_writer, key=natural))

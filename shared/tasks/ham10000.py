@@ -19,11 +19,12 @@ from torch import Tensor
 
 from shared.config import Frozen
 from shared.data import Archive, Examples, find_file, opened
-from shared.data.images import decode_images
+from shared.data.images import is_image
+from shared.left_out import Reason
 from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
-from shared.tasks.base import Split
-from shared.tasks.images import IMAGE_SUFFIXES, ImageTask
+from shared.tasks.base import Split, Task
+from shared.tasks.images import ImageTask
 from shared.tasks.transforms import flip, jitter
 
 __all__ = ["HAM10000", "TASK"]
@@ -67,13 +68,11 @@ class HAM10000(ImageTask):
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         """Images sorted by diagnosis and image id; which are held out is drawn by the seed."""
-        with opened(source, f"HAM10000 ({METADATA[0]} and the images it names)") as archive:
-            images = _listing(archive, self.classes)
+        with opened(source, f"HAM10000 ({METADATA[0]} and the images it names)", self.on_broken) as archive:
+            images = _listing(archive, self)
             held_out = _held_out(images, len(self.classes), seed)
             chosen = [image for image in images if (image in held_out) == (split == "test")]
-            names = [image.name for image in chosen]
-            inputs = decode_images(archive, names, 3, self.size, self.cache)
-        return Examples(inputs, torch.tensor([image.label for image in chosen], dtype=torch.int64))
+            return self.read_images(archive, [(image.name, image.label) for image in chosen], 3, self.size)
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Beside the flip and the rotation a vertical flip, and jitter of brightness, contrast and hue."""
@@ -84,12 +83,8 @@ class HAM10000(ImageTask):
 TASK = HAM10000
 
 
-def _listing(archive: Archive, classes: tuple[str, ...]) -> list[_Image]:
-    files = {
-        name.rsplit("/", 1)[-1].rsplit(".", 1)[0]: name
-        for name in archive.names
-        if name.lower().endswith(IMAGE_SUFFIXES)
-    }
+def _listing(archive: Archive, task: Task) -> list[_Image]:
+    files = {name.rsplit("/", 1)[-1].rsplit(".", 1)[0]: name for name in archive.names if is_image(name)}
     where = find_file(archive, METADATA)
     rows = csv.DictReader(io.StringIO(archive.read(where).decode("utf-8-sig", errors="replace")))
     if not set(COLUMNS) <= set(rows.fieldnames or ()):
@@ -98,14 +93,19 @@ def _listing(archive: Archive, classes: tuple[str, ...]) -> list[_Image]:
         )
     images = []
     for row in rows:
-        if row["image_id"] not in files or row["dx"] not in classes:
+        label = task.class_of(row["dx"])
+        if row["image_id"] not in files or label is None:
             raise InvalidConfiguration(
                 f"data: {where} in {archive.path}, line {rows.line_num}: looked for the image "
-                f"{row['image_id']!r} ({', '.join(IMAGE_SUFFIXES)}) of diagnosis {row['dx']!r}: "
+                f"{row['image_id']!r} of diagnosis {row['dx']!r}: "
                 f"{'no such diagnosis' if row['image_id'] in files else 'no such image'}.",
-                hint=f"The diagnoses are {', '.join(classes)}.",
+                hint=f"The diagnoses are {', '.join(task.classes)}.",
             )
-        images.append(_Image(row["lesion_id"], files[row["image_id"]], classes.index(row["dx"])))
+        images.append(_Image(row["lesion_id"], files[row["image_id"]], task.classes.index(label)))
+    listed = {image.name for image in images}
+    for name in archive.names:
+        if is_image(name) and name not in listed:
+            archive.left_out.add(Reason.UNLISTED, name)
     return sorted(images, key=lambda image: (image.label, image.name.rsplit("/", 1)[-1]))
 
 

@@ -6,21 +6,20 @@ and normalised by one fused multiplication, so that the loader is never what tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import difflib
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from shared.data import Archive, Examples
-from shared.data.images import decode_images
+from shared.data.images import FORMATS, Picture, Window, decode_images, is_image
+from shared.left_out import Reason, printable
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task
 from shared.tasks.transforms import crop, flip, rotate
 
-__all__ = ["IMAGE_SUFFIXES", "ImageTask", "folder_images", "read_folder"]
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+__all__ = ["ImageTask", "folder_images", "nearest"]
 
 Listing = dict[str, list[str]]
 """Names of image files by class folder."""
@@ -34,6 +33,7 @@ class ImageTask(Task):
     crop_padding: int = 0
     flips: bool = False
     rotation: float = 0.0  # degrees at most, either way
+    window: Window | None = None  # of grey images deeper than 8 bits
     default_model = "simple-cnn"
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -41,11 +41,42 @@ class ImageTask(Task):
         if generator is not None:
             inputs = self.augment(inputs, generator)
         shift, scale = (each.to(inputs.device).view(-1, 1, 1) for each in self.normalisation())
-        return inputs.float().sub_(shift).mul_(scale)
+        return inputs.to(torch.float32, copy=True).sub_(shift).mul_(scale)
 
     def normalisation(self) -> tuple[Tensor, Tensor]:
         """What is taken from each channel of bytes, and what the rest is multiplied by."""
         return 255 * torch.tensor(self.mean), 1 / (255 * torch.tensor(self.deviation))
+
+    def read_images(
+        self,
+        archive: Archive,
+        listed: Sequence[tuple[str, int]],
+        channels: int,
+        size: tuple[int, int] | None,
+        keys: Sequence[int] | None = None,
+    ) -> Examples:
+        """The images of (name, label) and their keys, less those that cannot be read (``left_out``)."""
+        picture = Picture(channels, size, self.window)
+        images, kept = decode_images(archive, [name for name, _ in listed], picture, self.cache)
+        targets = torch.tensor([listed[position][1] for position in kept], dtype=torch.int64)
+        chosen = (
+            None if keys is None else torch.tensor([keys[position] for position in kept], dtype=torch.int64)
+        )
+        return Examples(images, targets, chosen, archive.left_out)
+
+    def read_folder(
+        self, archive: Archive, split: Split, channels: int, size: tuple[int, int] | None
+    ) -> Examples:
+        """The images of one split, sorted by class (in the order of the contract), then by name.
+
+        Raises:
+            InvalidConfiguration: see :func:`folder_images` and :func:`shared.data.images.decode_images`.
+        """
+        listing = folder_images(archive, split, self)
+        listed = [
+            (name, index) for index, label in enumerate(self.classes) for name in listing.get(label, ())
+        ]
+        return self.read_images(archive, listed, channels, size)
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The task's crop, flip and rotation; ``images`` are left as they are, values stay 0 to 255."""
@@ -58,54 +89,53 @@ class ImageTask(Task):
         return images
 
 
-def read_folder(
-    archive: Archive,
-    split: Split,
-    classes: Sequence[str],
-    channels: int,
-    size: tuple[int, int] | None,
-    cache: Path | None = None,
-) -> Examples:
-    """The images of one split, sorted by class (in the order of ``classes``), then by name.
-
-    Raises:
-        InvalidConfiguration: see :func:`folder_images` and :func:`shared.data.images.decode_images`.
-    """
-    listing = folder_images(archive, split, classes)
-    names = [name for label in classes for name in listing.get(label, [])]
-    targets = [index for index, label in enumerate(classes) for _ in listing.get(label, [])]
-    images = decode_images(archive, names, channels, size, cache)
-    return Examples(images, torch.tensor(targets, dtype=torch.int64))
-
-
-def folder_images(archive: Archive, split: Split, classes: Sequence[str]) -> Listing:
+def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
     """Image files by class: ``train/<class>/...`` and ``test/<class>/...``, or ``<class>/...`` for either.
 
     One folder around it all is allowed. A class without a folder has no images here, which is fine.
 
     Raises:
-        InvalidConfiguration: no images, or a class folder that is not in ``classes``.
+        InvalidConfiguration: no images, or a class folder that is not in the task's classes.
     """
-    paths = [name.split("/") for name in archive.names if name.lower().endswith(IMAGE_SUFFIXES)]
-    paths, prefix = _unwrapped(paths, {"train", "test", *classes})
+    paths = [name.split("/") for name in archive.names if is_image(name)]
+    paths, prefix = _unwrapped(paths, {"train", "test", *task.classes, *task.labels})
+    other = f"{prefix}{'test' if split == 'train' else 'train'}/"
     if any(path[0] in ("train", "test") for path in paths if len(path) > 2):
+        for path in paths:
+            if path[0] not in ("train", "test"):
+                archive.left_out.add(Reason.OTHER_FOLDER, prefix + "/".join(path))
         paths, prefix = [path[1:] for path in paths if path[0] == split], f"{prefix}{split}/"
+    for name in archive.names:
+        if not is_image(name) and not name.startswith(other):
+            archive.left_out.add(Reason.NOT_AN_IMAGE, name)
     listing: Listing = {}
     for path in paths:
-        label = path[0] if len(path) > 1 else ""
-        if label not in classes:
+        folder = path[0] if len(path) > 1 else ""
+        label = task.class_of(folder)
+        if label is None:
             raise InvalidConfiguration(
-                f"data: {prefix}{'/'.join(path)} in {archive.path} is in no folder of the classes "
-                f"{list(classes)}.",
-                hint="Every image lies in a folder named like a class of the run's class contract.",
+                f"data: {printable(prefix + '/'.join(path))} in {archive.path} is in no folder of the "
+                f"classes {list(task.classes)}.",
+                hint=f"Every image lies in a folder named like a class of the run's class contract."
+                f"{nearest(folder, task.classes)}",
             )
         listing.setdefault(label, []).append(prefix + "/".join(path))
     if not listing:
         raise InvalidConfiguration(
-            f"data: looked for images ({', '.join(IMAGE_SUFFIXES)}) as {split}/<class>/... or <class>/... "
+            f"data: looked for images ({', '.join(FORMATS)}) as {split}/<class>/... or <class>/... "
             f"in {archive.path}, found none among {len(archive.names)} files."
         )
     return listing
+
+
+def nearest(name: str, classes: Iterable[str]) -> str:
+    """A question with the class that ``name`` may mean, and how to say so; empty if none is near."""
+    by_fold = {label.casefold(): label for label in classes}
+    found = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
+    if not found or not name:
+        return ""
+    label = by_fold[found[0]]
+    return f' Did you mean {label}? Rename it, or start the worker with --labels \'{{"{name}": "{label}"}}\'.'
 
 
 def _unwrapped(paths: list[list[str]], known: set[str]) -> tuple[list[list[str]], str]:

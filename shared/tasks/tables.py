@@ -8,13 +8,18 @@ import re
 from collections.abc import Iterator
 
 from shared.data import Archive
+from shared.left_out import LeftOut, Reason, printable
 from shared.problems import InvalidConfiguration
 
 __all__ = ["fault", "natural", "rows"]
 
 
-def rows(archive: Archive, name: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def rows(
+    archive: Archive, name: str, delimiter: str = ",", left_out: LeftOut | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """The file's rows (UTF-8, marked or not) with the number of their last line; empty ones left out.
+
+    Those are counted in ``left_out``, if it is given.
 
     Raises:
         InvalidConfiguration: not UTF-8, or not CSV.
@@ -28,6 +33,8 @@ def rows(archive: Archive, name: str, delimiter: str = ",") -> Iterator[tuple[in
         for row in reader:
             if row:
                 yield reader.line_num, row
+            elif left_out is not None:
+                left_out.add(Reason.EMPTY_ROWS, f"{name}, line {reader.line_num}")
     except csv.Error as error:
         raise fault(archive, name, reader.line_num, str(error)) from error
 
@@ -35,7 +42,7 @@ def rows(archive: Archive, name: str, delimiter: str = ",") -> Iterator[tuple[in
 def fault(archive: Archive, name: str, line: int | None, said: str) -> InvalidConfiguration:
     """A refusal of a file, or of one of its lines."""
     where = "" if line is None else f", line {line}"
-    return InvalidConfiguration(f"data: {name} in {archive.path}{where}: {said}.")
+    return InvalidConfiguration(f"data: {printable(name)} in {archive.path}{where}: {said}.")
 
 
 def natural(key: str) -> list[tuple[int, str]]:
