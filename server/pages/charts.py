@@ -117,7 +117,7 @@ def line_chart(
 
     ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis begins at round
     0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
-    unfinished run shows what is still to come.
+    unfinished run leaves room for the rounds to come.
     """
     points = [point for curve in curves.values() for point in curve]
     if not points:
@@ -161,7 +161,7 @@ def _curve(
 
 
 def _describe(curves: Mapping[str, Sequence[tuple[int, float]]], write: Callable[[float], str]) -> str:
-    """What a reader who cannot see the chart should know: from where to where each curve goes."""
+    """The chart in words, for screen readers: where each curve begins and ends."""
     parts = []
     for name, curve in curves.items():
         if curve:

@@ -67,8 +67,8 @@ def _disco_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: DiscoW
 
 
 _NO_DISCREPANCY = (
-    "This run does not look at label distributions, so no client submits a discrepancy "
-    "and the columns about it are left out."
+    "This weighting does not use label distributions, so no client submits a discrepancy "
+    "and its columns are left out."
 )
 WORDS: Final[Mapping[str, WeightingWords]] = {
     "sizes": WeightingWords(

@@ -1,4 +1,4 @@
-"""Training loss by round, remembered: a completed round never changes, and its whole ledger is needed."""
+"""Training loss by round, cached: a completed round never changes, and the loss takes its whole ledger."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def training_loss(round: RoundView) -> float | None:
 
 
 class TrainingLosses:
-    """What the pages of one process have seen. Threads may read a round twice, never a wrong one."""
+    """A cache of one process. Two threads may read the same round twice, but never a wrong value."""
 
     def __init__(self) -> None:
         self._runs: LRUCache[str, dict[int, float | None]] = LRUCache(REMEMBERED_RUNS)
         self._lock = threading.Lock()
 
     def first_unknown(self, run: str) -> int:
-        """The round from which on rounds have to be read."""
+        """The first round that has to be read."""
         with self._lock:
             known = self._runs.get(run, {})
         return next(number for number in count(1) if number not in known)
 
     def learn(self, run: str, rounds: Iterable[RoundView]) -> Mapping[int, float]:
-        """Take in what was read, in any order; answers all that is known, by round."""
+        """Adds the rounds, in any order; returns every known loss by round."""
         losses = {r.round: training_loss(r) for r in rounds if r.status is RoundStatus.COMPLETED}
         with self._lock:
             known = self._runs[run] = self._runs.get(run, {}) | losses

@@ -48,9 +48,9 @@ class Reader(Protocol):
 
 
 def stream_of(run: RunView, latest: int) -> str | None:
-    """Where a page about the run hears of changes; None when nothing can change any more.
+    """Address of the stream that reports changes of the run; None when nothing can change any more.
 
-    A run that has ended goes on changing until everybody has seen its end: its last model is still scored.
+    An ended run may change until every client has seen its end: its last model is still scored.
     """
     if run.status.is_terminal and not any(found.status.is_present for found in run.enrolments):
         return None
@@ -60,8 +60,8 @@ def stream_of(run: RunView, latest: int) -> str | None:
 def newest_events(store: Reader, run: str, many: int) -> tuple[EventView, ...]:
     """The run's last ``many`` events, newest first.
 
-    Ids are shared by all runs, so how far to look back is not known: the window grows until it holds
-    enough. A step finds at most ``_GROWTH`` times what the one before lacked, however long the log is.
+    Ids are shared by all runs, so the window to look back over is unknown: it grows by ``_GROWTH`` until it
+    holds enough, however long the log is.
     """
     latest = store.latest_event_id(run)
     window = _FIRST_WINDOW

@@ -37,7 +37,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @lru_cache
 def asset(name: str) -> str:
-    """Address of a static file, with its hash: a new version has a new address."""
+    """Address of a static file, with its hash: a new version gets a new one."""
     return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
 
 
@@ -133,7 +133,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
 
 
 def _whole(text: str, what: str) -> int:
-    """A number in an address. Anything else is simply not an address of ours."""
+    """A number in an address. Anything else is no page."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise NotFound(f"{text[:40]!r} is not the number of {'an' if what == 'attempt' else 'a'} {what}.")
     return int(text)

@@ -245,7 +245,7 @@ def weight_bars(ledger: Sequence[LedgerRow]) -> tuple[WeightBar, ...]:
             width=round(room * 0.72, 3),
             height=bar(row.weight, tallest),
             mark=None if row.size_weight is None else 100 - bar(row.size_weight, tallest),
-            label=f"{row.client} {percent(row.weight, 2)}, sizes would give {percent(row.size_weight, 2)}",
+            label=f"{row.client} {percent(row.weight, 2)}, by size {percent(row.size_weight, 2)}",
         )
         for place, row in enumerate(known)
     )

@@ -37,7 +37,7 @@ _TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 def number(value: float | None, digits: int = 4, *, sign: bool = False) -> str:
     """``0.16666`` -> ``0.1667``; infinity is ``∞``; ``sign`` writes the plus too.
 
-    What rounds to zero loses its sign: ``-0.0000`` would say something that is not so.
+    What rounds to zero has no sign: ``-0.0000`` would be wrong.
     """
     if value is None or math.isnan(value):
         return ABSENT
@@ -59,7 +59,7 @@ def percent(value: float | None, digits: int = 1, *, sign: bool = False) -> str:
 
 
 def amount(value: int | None) -> str:
-    """A count with its thousands apart: ``62 006``."""
+    """A count with its thousands separated: ``62 006``."""
     return ABSENT if value is None else f"{value:,}".replace(",", _GAP)
 
 
@@ -102,7 +102,7 @@ def clock(value: dt.datetime | None) -> str:
 
 
 def distance(value: dt.datetime | None, now: dt.datetime) -> str:
-    """``in 4 min 05 s`` or ``12 s ago``, in whole seconds: what the page's clock goes on counting."""
+    """``in 4 min 05 s`` or ``12 s ago``, in whole seconds, which the script keeps counting."""
     if value is None:
         return "never"
     seconds = round((value - now).total_seconds())
@@ -120,7 +120,7 @@ def plain(word: str) -> str:
     return word.replace("_", " ")
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Digests to twelve digits, times to seconds: a log is read by people."""
     text = _DIGEST.sub(lambda found: digest(found[0]), text)
     return _TIME.sub(lambda found: moment(dt.datetime.fromisoformat(found[0])), text)
@@ -154,11 +154,11 @@ def tone(status: str) -> str:
 
 
 def detail(value: Any) -> str:
-    """Anything that somebody told, on one line: ``participants: a, b · attempt: 2``."""
+    """Any value on one line: ``participants: a, b · attempt: 2``."""
     if isinstance(value, Mapping):
         return " · ".join(f"{plain(str(key))}: {detail(item)}" for key, item in value.items())
     if isinstance(value, str):
-        return _shortened(value)
+        return _shorten(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Iterable):

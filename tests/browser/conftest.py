@@ -15,7 +15,7 @@ import pytest
 
 from tests.browser import seed
 from tests.browser.fonts import FONTS, write_fontconfig
-from tests.browser.serving import Served, prepared, serving
+from tests.browser.serving import Served, prepare_coordinator, serve
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed (pip install .[dev])"
@@ -68,7 +68,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> I
 
     The clock stands still: what is seeded stays as it is, whatever the day of the test.
     """
-    coordinator = prepared(tmp_path_factory.mktemp("coordinator"), migrated_sqlite, lambda: NOW)
+    coordinator = prepare_coordinator(tmp_path_factory.mktemp("coordinator"), migrated_sqlite, lambda: NOW)
     store = coordinator.store
     seed.finished_run(store, rounds=3)
     recent = NOW - dt.timedelta(minutes=5)
@@ -77,5 +77,5 @@ def served(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> I
     seed.long_names_run(store)
     for name in LIVE_RUNS:
         seed.running_run(store, name, rounds_done=0, started=recent)
-    with serving(coordinator) as found:
+    with serve(coordinator) as found:
         yield found

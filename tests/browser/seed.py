@@ -189,7 +189,7 @@ class Course:
         self.pass_time(self.config.round_deadline_seconds + 1)
         self.apply(TimePassed(), "coordinator")
 
-    def drawn_anew(self) -> None:
+    def draw_again(self) -> None:
         self.attempt += 1
 
     def aggregate(self, arrived: Collection[int]) -> None:
@@ -269,7 +269,7 @@ def running_run(
             course.deliver(0, 2)
             course.fail(1, "the data folder has gone away")
             course.deadline()
-            course.drawn_anew()
+            course.draw_again()
             course.come_back(3, 4, 5)
         course.play()
         course.evaluate()
@@ -283,8 +283,8 @@ def running_run(
 
 def long_names_run(store: Store) -> Course:
     """Run and clients have names of 63 characters, the most there may be; one client fails."""
-    name = lengthened("melanoma-against-nevus")
-    sites = tuple(replace(site, name=lengthened(site.name)) for site in SITES)
+    name = lengthen("melanoma-against-nevus")
+    sites = tuple(replace(site, name=lengthen(site.name)) for site in SITES)
     course = Course(store, config(name, rounds=2), sites=sites, classes=LESIONS).create().enrol()
     course.evaluate(0)
     course.play(failing=5)
@@ -294,7 +294,7 @@ def long_names_run(store: Store) -> Course:
     return course
 
 
-def lengthened(name: str) -> str:
+def lengthen(name: str) -> str:
     """To 63 characters, without a place to break the line."""
     return f"{name}_{'universitaetskrankenhaus_dermatologie_pathologie_' * 2}"[:63]
 

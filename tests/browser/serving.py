@@ -42,7 +42,7 @@ class Served:
         return answer
 
 
-def prepared(folder: Path, migrated: Path, clock: Callable[[], dt.datetime]) -> Coordinator:
+def prepare_coordinator(folder: Path, migrated: Path, clock: Callable[[], dt.datetime]) -> Coordinator:
     """A coordinator on a fresh SQLite database in ``folder``; an existing one is kept."""
     folder.mkdir(exist_ok=True)
     database = folder / "feddisco.db"
@@ -59,7 +59,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(coordinator: Coordinator, port: int | None = None) -> Iterator[Served]:
+def serve(coordinator: Coordinator, port: int | None = None) -> Iterator[Served]:
     """Runs until the block ends."""
     port = port or free_port()
     options = uvicorn.Config(

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser.fonts import FONTS
-from tests.browser.seed import EVALUATOR, LESIONS, SITES, enrolling_run, lengthened, token_of
-from tests.browser.serving import Served, free_port, prepared, serving
+from tests.browser.seed import EVALUATOR, LESIONS, SITES, enrolling_run, lengthen, token_of
+from tests.browser.serving import Served, free_port, prepare_coordinator, serve
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -22,8 +22,8 @@ PAGES = {
     "enrolling": "/runs/waiting-for-three",
     "round": "/runs/skin-lesions-2026/rounds/2",
     "open round": "/runs/digits-niid1/rounds/2",
-    "long names": f"/runs/{lengthened('melanoma-against-nevus')}",
-    "round with long names": f"/runs/{lengthened('melanoma-against-nevus')}/rounds/1",
+    "long names": f"/runs/{lengthen('melanoma-against-nevus')}",
+    "round with long names": f"/runs/{lengthen('melanoma-against-nevus')}/rounds/1",
     "problems": "/problems",
     "reference": "/docs",
 }
@@ -267,13 +267,13 @@ def test_a_coordinator_that_goes_away_is_said_and_found_again(
 ) -> None:
     port, clock = free_port(), served.coordinator.clock
     with page_of(chromium) as page:
-        first = prepared(tmp_path / "data", migrated_sqlite, clock)
+        first = prepare_coordinator(tmp_path / "data", migrated_sqlite, clock)
         enrolling_run(first.store, "moves-house")
-        with serving(first, port) as one:
+        with serve(first, port) as one:
             page.goto(f"{one.base}/runs/moves-house")
             page.get_by_text("Live", exact=True).wait_for()
         page.get_by_text("Connection lost, reconnecting…").wait_for()
-        with serving(prepared(tmp_path / "data", migrated_sqlite, clock), port) as two:
+        with serve(prepare_coordinator(tmp_path / "data", migrated_sqlite, clock), port) as two:
             two.post("/runs/moves-house/stop", {"reason": "stopped by the second process"})
             page.locator(".lead", has_text="Stopped by the second process.").wait_for()
 

@@ -73,7 +73,7 @@ def run_into_trouble(store: Store) -> None:
     run.apply(report, SITES[1].name, FailureFacts("out_of_memory"))
     run.pass_time(600)
     run.deadline()
-    run.drawn_anew()
+    run.draw_again()
     run.come_back(2, 3, 4, 5)
     invited = run.invited()
     run.deliver(*invited)
@@ -81,7 +81,7 @@ def run_into_trouble(store: Store) -> None:
     run.completed, run.attempt = 1, 1
     run.deliver(*run.invited())
     aggregate(run, run.invited(), weightless="no score is above zero")
-    run.drawn_anew()
+    run.draw_again()
     run.deliver(*run.invited())
     run.apply(AggregationFailed(2, 2, "disk full"), "coordinator")
     run.apply(ClientLeft(SITES[0].name, "enough"), SITES[0].name)

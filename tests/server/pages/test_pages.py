@@ -353,7 +353,7 @@ def test_an_abandoned_attempt_has_its_page_and_its_reason(tmp_path: Path, databa
     course.take(0, 1)
     course.deliver(0)
     course.deadline()
-    course.drawn_anew()
+    course.draw_again()
     course.come_back(1, 2, 3, 4, 5)
     course.play()
     listed = next(table for table in read(client, "/runs/twice").tables if "Weights" in table[0])
@@ -365,7 +365,7 @@ def test_an_abandoned_attempt_has_its_page_and_its_reason(tmp_path: Path, databa
     assert reason in newest.all("ol")[-1].text
     earlier = read(client, "/runs/twice/rounds/1?attempt=1")
     assert "attempt 1" in earlier.all("h1")[0].text
-    assert "This attempt was abandoned before its updates were weighed." in earlier.all("main")[0].text
+    assert "This attempt was abandoned before any weight was computed." in earlier.all("main")[0].text
     assert client.get("/runs/twice/rounds/1?attempt=3").status_code == 404
     store.engine.dispose()
 
