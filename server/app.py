@@ -1,4 +1,4 @@
-"""Wiring: makes the parts of a coordinator and joins them to the HTTP application."""
+"""Wiring: makes the parts of a coordinator and joins them into the HTTP application."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI, Request, Response
 
 from server.api import api_routers, operations
+from server.api.dependencies import Viewer
 from server.api.documents import REFUSALS
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
-from server.coordinator import Coordinator, Reader
+from server.coordinator import Coordinator
 from server.database.session import make_engine
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
+from server.runs.assignments import Assignments
+from server.runs.control import Control
+from server.runs.enrolment import Enrolments
+from server.runs.intake import Intake
+from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
-from server.runs.runner import ACTOR, Rounds
+from server.runs.runner import ACTOR, Runner
 from server.settings import Settings
 from server.threads import Threads
 from server.version import VERSION
 from server.wakeups.hub import Hub
 from server.web import errors
 from server.web.middleware import BodyLimit, SecurityHeaders
-from server.web.security import Guard, KnownClient, admin_token, hash_token
+from server.web.security import Guard, KnownClient, hash_token, load_admin_token
 from shared.problems import Problem
 
 __all__ = ["create_app", "make_coordinator", "utc_now"]
 
 JSON_BYTES = 2**20
 THREADS_SQLITE = 4
-"""SQLite works in this process: more threads only pass its lock around (12: a third more CPU)."""
+"""SQLite runs in this process: more threads only contend for its lock (12 take a third more CPU)."""
 THREADS_POSTGRES = 12
 
 log = logging.getLogger("feddisco")
@@ -51,7 +57,7 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
     blobs = BlobStore(settings.data_folder / "blobs")
     hub, telemetry, integrity = Hub(), Telemetry(), BlobIntegrity()
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
-    rounds = Rounds(
+    runner = Runner(
         store=store,
         blobs=blobs,
         integrity=integrity,
@@ -67,8 +73,10 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         return None if row is None else KnownClient(row.client, row.revoked_at is not None)
 
     viewer = settings.viewer_token.get_secret_value() if settings.viewer_token is not None else None
-    telemetry.watch("feddisco_waiting_polls", "Clients that wait for work", lambda: hub.waiting_polls)
-    telemetry.watch("feddisco_event_streams", "Open event streams", lambda: hub.open_streams)
+    telemetry.watch(
+        "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
+    )
+    telemetry.watch("feddisco_event_streams", "Event streams that are open", lambda: hub.open_streams)
     return Coordinator(
         settings=settings,
         clock=clock,
@@ -76,16 +84,28 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         blobs=blobs,
         hub=hub,
         threads=threads,
-        guard=Guard(admin=admin_token(settings), viewer=viewer, find=find),
+        guard=Guard(admin=load_admin_token(settings), viewer=viewer, find=find),
         telemetry=telemetry,
-        rounds=rounds,
-        integrity=integrity,
+        runner=runner,
+        control=Control(store, blobs, runner, settings.max_update_bytes, clock),
+        enrolments=Enrolments(store, runner, clock),
+        assignments=Assignments(store, runner, clock),
+        layouts=RunLayouts(store, threads, clock),
+        intake=Intake(
+            store=store,
+            blobs=blobs,
+            integrity=integrity,
+            runner=runner,
+            telemetry=telemetry,
+            max_bytes=settings.max_update_bytes,
+            clock=clock,
+        ),
         presence=Presence(store, threads, clock),
     )
 
 
 def create_app(coordinator: Coordinator) -> FastAPI:
-    """The application around a coordinator; its lifespan starts and ends what runs in the background."""
+    """The application around a coordinator; its lifespan starts and ends the background tasks."""
     app = FastAPI(
         title="FedDisco coordinator",
         description="Federated learning with discrepancy-aware aggregation weights. "
@@ -97,27 +117,27 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         responses=REFUSALS,
     )
     app.state.coordinator = coordinator
-    errors.install(app, coordinator.telemetry.problem, _asks_for_a_page, _as_page)
+    errors.install(app, coordinator.telemetry.count_problem, _is_page, _render_page)
     app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
     app.add_middleware(SecurityHeaders)
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)
-    app.include_router(pages_router(coordinator.store, coordinator.clock), dependencies=[Reader])
+    app.include_router(pages_router(coordinator.store, coordinator.clock), dependencies=[Viewer])
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app
 
 
-def _asks_for_a_page(request: Request) -> bool:
+def _is_page(request: Request) -> bool:
     return not request.url.path.startswith("/api/")
 
 
-def _as_page(request: Request, problem: Problem, answer: Response) -> Response | None:
-    """For a browser the problem as a page, with what the answer says in its headers."""
-    if not (_asks_for_a_page(request) and wants_html(request)):
+def _render_page(request: Request, problem: Problem, answer: Response) -> Response | None:
+    """For a browser: the problem as a page, with the headers of the answer for programs."""
+    if not (_is_page(request) and wants_html(request)):
         return None
-    here: Coordinator = request.app.state.coordinator
-    page = problem_response(problem, here.clock())
+    coordinator: Coordinator = request.app.state.coordinator
+    page = problem_response(problem, coordinator.clock())
     for name, value in answer.headers.items():
         page.headers.setdefault(name, value)
     return page
@@ -125,29 +145,29 @@ def _as_page(request: Request, problem: Problem, answer: Response) -> Response |
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    here: Coordinator = app.state.coordinator
-    await here.threads.run(_seed_join_tokens, here)
-    await here.threads.run(here.rounds.make_up_for_absence)
+    coordinator: Coordinator = app.state.coordinator
+    await coordinator.threads.run(_seed_join_tokens, coordinator)
+    await coordinator.threads.run(coordinator.runner.make_up_for_absence)
     async with AsyncExitStack() as stack:
-        stack.callback(here.close)
-        await stack.enter_async_context(_background(here))
+        stack.callback(coordinator.close)
+        await stack.enter_async_context(_background(coordinator))
         yield
-        here.hub.close()
+        coordinator.hub.close()
 
 
 @asynccontextmanager
-async def _background(here: Coordinator) -> AsyncIterator[None]:
+async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     """Tasks that live as long as the application; cancelled at its end."""
-    tasks = [asyncio.create_task(here.rounds.run()), asyncio.create_task(here.presence.run())]
-    if here.settings.on_postgres:
+    tasks = [asyncio.create_task(coordinator.runner.run()), asyncio.create_task(coordinator.presence.run())]
+    if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay
 
-        relay = PostgresRelay(here.settings.database, here.hub)
-        here.hub.relay = relay
+        relay = PostgresRelay(coordinator.settings.database, coordinator.hub)
+        coordinator.hub.relay = relay
         tasks.append(asyncio.create_task(relay.run()))
     for task in tasks:
-        task.add_done_callback(_report)
-    here.rounds.warm_up()
+        task.add_done_callback(_log_end)
+    coordinator.runner.warm_up()
     try:
         yield
     finally:
@@ -156,11 +176,11 @@ async def _background(here: Coordinator) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("a background task has ended: %s", error, exc_info=error)
 
 
-def _seed_join_tokens(here: Coordinator) -> None:
-    for token in here.settings.join_tokens:
-        here.store.add_join_token(hash_token(token), None, None, here.clock(), ACTOR)
+def _seed_join_tokens(coordinator: Coordinator) -> None:
+    for token in coordinator.settings.join_tokens:
+        coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from server.api.dependencies import Admin, ClientOrAdmin, Coordinator
 from server.api.documents import DigestInPath
-from server.api.updates import BODY, announced_digest, received
+from server.api.uploads import UPLOAD_BODY, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
-from server.coordinator import Admin, ClientOrAdmin, Coordinator, Here
-from server.web.ranges import wanted_range
+from server.web.ranges import choose_range
 from shared.problems import DigestMismatch, Forbidden
 from shared.wire.digests import format_content_digest
 
@@ -27,63 +27,65 @@ PARTIAL = 206
 _BINARY = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", **_BINARY},
-    206: {"description": "The part that the Range header asked for", **_BINARY},
+    206: {"description": "The part that the Range header asks for", **_BINARY},
     304: {"description": "The file has not changed: it never does"},
 }
 
 
 @router.get("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
 @router.head("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
-async def download(sha256: DigestInPath, request: Request, here: Here, client: ClientOrAdmin) -> Response:
+async def download(
+    sha256: DigestInPath, request: Request, coordinator: Coordinator, client: ClientOrAdmin
+) -> Response:
     """A model or server state of a run in which the client is enrolled. Takes Range and If-None-Match."""
     headers = {
         "ETag": f'"{sha256}"',
         "Cache-Control": "private, max-age=31536000, immutable",
         "Accept-Ranges": "bytes",
     }
-    blob, size = await _found(here, sha256, client)
-    with contextlib.ExitStack() as unless_streamed:
+    blob, size = await _find(coordinator, sha256, client)
+    with contextlib.ExitStack() as unless_streamed:  # closes the file
         if not isinstance(blob, bytes):
             unless_streamed.callback(blob.close)
-        if _has_it(request, sha256):
+        if _has_already(request, sha256):
             return Response(status_code=304, headers=headers)
-        start, stop, status = wanted_range(request, size, sha256)
-        headers |= _about(sha256, start, stop, size, status)
+        start, stop, status = choose_range(request, size, sha256)
+        headers |= _describe(sha256, start, stop, size, status)
         if request.method == "HEAD":
             return Response(None, status, headers, MEDIA_TYPE)
-        here.telemetry.sent.inc(stop - start)
+        coordinator.telemetry.sent.inc(stop - start)
         if isinstance(blob, bytes):
             return Response(blob[start:stop], status, headers, MEDIA_TYPE)
         unless_streamed.pop_all()
-    return StreamingResponse(_pieces(here, blob, start, stop), status, headers, MEDIA_TYPE)
+    return StreamingResponse(_read_pieces(coordinator, blob, start, stop), status, headers, MEDIA_TYPE)
 
 
-def _about(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:
+def _describe(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:
     length = {"Content-Length": str(stop - start)}
     if status == PARTIAL:
         return {**length, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
     return {**length, "Content-Digest": format_content_digest(digest)}
 
 
-async def _found(here: Coordinator, digest: str, client: str | None) -> tuple[bytes | BinaryIO, int]:
-    """A small blob's bytes, or a large one's file to be closed by the caller; and its size."""
-    granted = client is None or here.grants.covers(client, digest)
-    blob = here.blob_cache.get(digest) if granted else None
+async def _find(coordinator: Coordinator, digest: str, client: str | None) -> tuple[bytes | BinaryIO, int]:
+    """The bytes of a small blob, or the open file of a large one for the caller to close; and its size."""
+    granted = client is None or coordinator.grants.covers(client, digest)
+    blob = coordinator.blob_cache.get(digest) if granted else None
     if blob is not None:
         return blob, len(blob)
-    found, size = await here.threads.run(_open, here, digest, None if granted else client)
+    found, size = await coordinator.threads.run(_open, coordinator, digest, None if granted else client)
     if isinstance(found, bytes):
-        here.blob_cache[digest] = found
+        coordinator.blob_cache[digest] = found
     return found, size
 
 
-def _open(here: Coordinator, digest: str, ask_for: str | None) -> tuple[bytes | BinaryIO, int]:
-    if ask_for is not None and not here.store.blob_readable(ask_for, digest):
+def _open(coordinator: Coordinator, digest: str, ask_for: str | None) -> tuple[bytes | BinaryIO, int]:
+    if ask_for is not None and not coordinator.store.blob_readable(ask_for, digest):
         raise Forbidden(
             f"client {ask_for!r} may not read blob {digest}, or there is none",
             hint="A client reads the models and the broadcast state of the runs in which it is enrolled.",
         )
-    file = here.blobs.open(digest)
+    file = coordinator.blobs.open(digest)
     size = os.fstat(file.fileno()).st_size
     if size > BLOB_BYTES:
         return file, size
@@ -91,18 +93,20 @@ def _open(here: Coordinator, digest: str, ask_for: str | None) -> tuple[bytes | 
         return file.read(), size
 
 
-def _has_it(request: Request, digest: str) -> bool:
+def _has_already(request: Request, digest: str) -> bool:
     wanted = request.headers.get("if-none-match", "")
     tags = {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
     return f'"{digest}"' in tags or "*" in tags
 
 
-async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> AsyncIterator[bytes]:
+async def _read_pieces(
+    coordinator: Coordinator, file: BinaryIO, start: int, stop: int
+) -> AsyncIterator[bytes]:
     """In constant memory; closed also when the client goes away."""
     try:
         while start < stop:
             wanted = min(PIECE_BYTES, stop - start)
-            piece = await here.threads.run_long(os.pread, file.fileno(), wanted, start)
+            piece = await coordinator.threads.run_long(os.pread, file.fileno(), wanted, start)
             if not piece:
                 return  # the connection is closed short of Content-Length: the client knows
             start += len(piece)
@@ -111,18 +115,19 @@ async def _pieces(here: Coordinator, file: BinaryIO, start: int, stop: int) -> A
         file.close()
 
 
-@router.put("/blobs/{sha256}", status_code=204, openapi_extra=BODY)
-async def upload(sha256: DigestInPath, request: Request, here: Here, _admin: Admin) -> None:
+@router.put("/blobs/{sha256}", status_code=204, openapi_extra=UPLOAD_BODY)
+async def upload(sha256: DigestInPath, request: Request, coordinator: Coordinator, _admin: Admin) -> None:
     """Upload initial weights, to be named in ``POST /runs``. Unused, they are deleted after a day."""
-    digest = announced_digest(request)
+    digest = read_announced_digest(request)
     if digest != sha256:
         raise DigestMismatch(f"the address names {sha256}, the header Content-Digest {digest}")
-    incoming = await received(here, request, digest, here.settings.max_update_bytes)
-    await here.threads.run_long(_keep, here, incoming)
+    limit = coordinator.settings.max_update_bytes
+    incoming = await receive_body(request, coordinator.blobs, digest=digest, max_bytes=limit)
+    await coordinator.threads.run_long(_keep, coordinator, incoming)
 
 
-def _keep(here: Coordinator, incoming: Incoming) -> None:
+def _keep(coordinator: Coordinator, incoming: Incoming) -> None:
     try:
-        here.blobs.keep(incoming)
+        coordinator.blobs.keep(incoming)
     finally:
-        here.blobs.discard(incoming)
+        coordinator.blobs.discard(incoming)

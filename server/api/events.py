@@ -1,4 +1,4 @@
-"""The event log as server-sent events: what was, then what happens, at once."""
+"""The event log as server-sent events: past events first, then each new one at once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from server.api.dependencies import Coordinator, Viewer
 from server.api.documents import RunId
-from server.coordinator import Coordinator, Here, Reader
 from shared.problems import InvalidRequest
 
-router = APIRouter(tags=["events"], dependencies=[Reader])
+router = APIRouter(tags=["events"], dependencies=[Viewer])
 
 BATCH = 200
 RETRY_MILLISECONDS = 2000
 FOR_EVER = 86400.0
 LARGEST_ID = 2**63 - 1
 After = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="only events with a larger id")]
-LastEventId = Annotated[str | None, Header(description="a browser's way to say `after` when it reconnects")]
+LastEventId = Annotated[
+    str | None, Header(description="what a browser sends instead of `after` when it reconnects")
+]
 
 
 # Refusals come from dependencies: an endpoint that yields has sent its 200 before its first line runs.
 
 
-async def _start(after: After = None, last_event_id: LastEventId = None) -> int:
-    """A reconnecting browser repeats the old address: what it has seen since counts."""
+async def _read_start(after: After = None, last_event_id: LastEventId = None) -> int:
+    """A browser that reconnects repeats its first address, so the larger of the two counts."""
     if not last_event_id:
         return after or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= LARGEST_ID):
@@ -34,41 +36,41 @@ async def _start(after: After = None, last_event_id: LastEventId = None) -> int:
     return max(after or 0, int(last_event_id))
 
 
-async def _known_run(run: RunId, here: Here) -> str:
-    await here.threads.run(here.store.run_state, run)
+async def _check_run(run: RunId, coordinator: Coordinator) -> str:
+    await coordinator.threads.run(coordinator.store.run_state, run)
     return run
 
 
-Start = Annotated[int, Depends(_start)]
+Start = Annotated[int, Depends(_read_start)]
 
 
 @router.get("/events", response_class=EventSourceResponse)
-async def all_events(here: Here, start: Start) -> AsyncIterable[ServerSentEvent]:
-    """Events of all runs, from the first one on or after a given one, then each new one at once."""
-    async for event in _follow(here, None, start):
+async def all_events(coordinator: Coordinator, start: Start) -> AsyncIterable[ServerSentEvent]:
+    """Events of all runs: the past ones, all or those after a given one, then each new one at once."""
+    async for event in _follow(coordinator, None, start):
         yield event
 
 
 @router.get("/runs/{run}/events", response_class=EventSourceResponse)
 async def run_events(
-    run: Annotated[str, Depends(_known_run)], here: Here, start: Start
+    run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start
 ) -> AsyncIterable[ServerSentEvent]:
     """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
-    async for event in _follow(here, run, start):
+    async for event in _follow(coordinator, run, start):
         yield event
 
 
-async def _follow(here: Coordinator, run: str | None, last: int) -> AsyncIterable[ServerSentEvent]:
-    with here.hub.streaming(run) as stream:  # before the first query, so that nothing is missed
+async def _follow(coordinator: Coordinator, run: str | None, last: int) -> AsyncIterable[ServerSentEvent]:
+    with coordinator.hub.streaming(run) as stream:  # before the first query, so that nothing is missed
         yield ServerSentEvent(comment="events follow", retry=RETRY_MILLISECONDS)
         while True:
             while stream.progress:
                 yield ServerSentEvent(event="progress", data=stream.progress.popleft())
-            batch = await here.threads.run(here.store.events, last, run, BATCH)
+            batch = await coordinator.threads.run(coordinator.store.events, last, run, BATCH)
             for found in batch:
                 last = found.id
                 yield ServerSentEvent(event=found.kind, id=str(found.id), data=found)
-            if here.hub.closed:
+            if coordinator.hub.closed:
                 return
             if len(batch) < BATCH:
-                await stream.wait(here.hub.recheck_seconds or FOR_EVER)
+                await stream.wait(coordinator.hub.recheck_seconds or FOR_EVER)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from server.coordinator import Coordinator, Here, Reader
+from server.api.dependencies import Coordinator, Viewer
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
 from server.version import VERSION
@@ -24,24 +24,24 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {"model": Health, "description": "Something is missing"}})
-async def readyz(here: Here) -> Response:
-    """The database answers, its schema is this program's, blobs can be written."""
-    checks = await here.threads.run(_checks, here)
+async def readyz(coordinator: Coordinator) -> Response:
+    """Whether the database answers, its schema fits this program, and blobs can be written."""
+    checks = await coordinator.threads.run(_run_checks, coordinator)
     ready = all(word == "ok" for word in checks.values())
     health = Health(status="ok" if ready else "unavailable", version=VERSION, checks=checks)
     return JSONResponse(health.model_dump(mode="json"), 200 if ready else 503)
 
 
-def _checks(here: Coordinator) -> dict[str, str]:
+def _run_checks(coordinator: Coordinator) -> dict[str, str]:
     checks: dict[str, Callable[[], object]] = {
-        "database": lambda: here.store.latest_event_id(None),
-        "schema": lambda: check_current(here.store.engine),
-        "blobs": here.blobs.check,
+        "database": lambda: coordinator.store.latest_event_id(None),
+        "schema": lambda: check_current(coordinator.store.engine),
+        "blobs": coordinator.blobs.check,
     }
-    return {name: _word(check) for name, check in checks.items()}
+    return {name: _summarise(check) for name, check in checks.items()}
 
 
-def _word(check: Callable[[], object]) -> str:
+def _summarise(check: Callable[[], object]) -> str:
     try:
         check()
     except Problem as problem:
@@ -51,8 +51,8 @@ def _word(check: Callable[[], object]) -> str:
     return "ok"
 
 
-@router.get("/metrics", dependencies=[Reader], response_class=Response)
-async def metrics(here: Here) -> Response:
+@router.get("/metrics", dependencies=[Viewer], response_class=Response)
+async def metrics(coordinator: Coordinator) -> Response:
     """Prometheus metrics of this process and counts from the database."""
-    here.telemetry.stored(await here.threads.run(here.store.counts))
-    return Response(here.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})
+    coordinator.telemetry.set_stored(await coordinator.threads.run(coordinator.store.counts))
+    return Response(coordinator.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -16,63 +16,77 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Telemetry:
-    """What the process did since its start; what the database knows is asked for at each scrape."""
+    """What the process has done since its start, and at each scrape the counts from the database."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.events = Counter(
-            "feddisco_events", "Entries of the event log made here, by kind", ["kind"], registry=self.registry
+            "feddisco_events",
+            "Event log entries written by this process, by kind",
+            ["kind"],
+            registry=self.registry,
         )
         self.refusals = Counter(
-            "feddisco_problems", "Requests answered with a problem, by code", ["code"], registry=self.registry
+            "feddisco_problems",
+            "Requests answered with a problem document, by its code",
+            ["code"],
+            registry=self.registry,
         )
         self.received = Counter(
-            "feddisco_received_bytes", "Bytes of accepted updates", registry=self.registry
+            "feddisco_received_bytes", "Bytes of the updates accepted", registry=self.registry
         )
-        self.sent = Counter("feddisco_sent_bytes", "Bytes of downloaded blobs", registry=self.registry)
-        self.updates = Counter("feddisco_updates", "Updates accepted", registry=self.registry)
+        self.sent = Counter(
+            "feddisco_sent_bytes", "Bytes of models and other files sent to clients", registry=self.registry
+        )
+        self.updates = Counter("feddisco_updates", "Updates accepted from clients", registry=self.registry)
         self.aggregation_seconds = Histogram(
             "feddisco_aggregation_seconds",
-            "Seconds from the closing of a round's work queue entry to its new model",
+            "Seconds that the aggregation of one round took, from reading its updates to the stored model",
             buckets=SECONDS,
             registry=self.registry,
         )
         self.aggregation_failures = Counter(
-            "feddisco_aggregation_failures", "Aggregations that ended with an error", registry=self.registry
+            "feddisco_aggregation_failures", "Aggregations that failed", registry=self.registry
         )
         self.discrepancy = Gauge(
-            "feddisco_discrepancy", "Raw d_k in the newest round", ["run", "client"], registry=self.registry
+            "feddisco_discrepancy",
+            "Discrepancy d_k of the client in the newest aggregated round, not normalised",
+            ["run", "client"],
+            registry=self.registry,
         )
         self.weight = Gauge(
             "feddisco_aggregation_weight",
-            "p_k in the newest round",
+            "Aggregation weight p_k of the client in the newest aggregated round",
             ["run", "client"],
             registry=self.registry,
         )
         self.rows = Gauge(
-            "feddisco_stored", "Rows in the database", ["noun", "status"], registry=self.registry
+            "feddisco_stored",
+            "Rows in the database, by noun and status; for blobs also their bytes",
+            ["noun", "status"],
+            registry=self.registry,
         )
 
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape."""
         Gauge(name, description, registry=self.registry).set_function(read)
 
-    def problem(self, code: str) -> None:
+    def count_problem(self, code: str) -> None:
         self.refusals.labels(code).inc()
 
-    def recorded(self, effects: Iterable[Effect]) -> None:
+    def count_records(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Record):
                 self.events.labels(effect.kind).inc()
 
-    def ledger(self, run: str, clients: Iterable[tuple[str, LedgerEntry]]) -> None:
+    def set_ledger(self, run: str, clients: Iterable[tuple[str, LedgerEntry]]) -> None:
         for client, entry in clients:
             self.weight.labels(run, client).set(entry.weight)
             if entry.discrepancy is not None:
                 self.discrepancy.labels(run, client).set(entry.discrepancy)
 
-    def stored(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """What the database knows, by noun and status; what is gone since the last scrape goes here too."""
+    def set_stored(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Counts from the database, by noun and status. What it no longer has is no longer shown."""
         self.rows.clear()
         for noun, numbers in counts.items():
             for status, number in numbers.items():

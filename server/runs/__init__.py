@@ -1,1 +1,1 @@
-"""What the coordinator does with a run; knows no HTTP and no SQL."""
+"""The application layer: what the coordinator does with a run. No HTTP, no SQL; ``server.api`` calls it."""

@@ -49,7 +49,7 @@ class Aggregation:
             closed = close_stored(given, intact, self.blobs.path, folder)
             facts = self._facts(closed)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
-        self.telemetry.ledger(run, _named(intact, closed.rows))
+        self.telemetry.set_ledger(run, _named(intact, closed.rows))
         if self.hold:
             time.sleep(self.hold)
         excluded = {**broken, **_excluded(intact, closed.rows)}

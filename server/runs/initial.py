@@ -1,16 +1,16 @@
-"""The initial model of a run: built from a built-in task and the seed, or weights uploaded before."""
+"""The initial model of a run: built from a built-in task and the seed, or uploaded beforehand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from server.blobs import BlobStore
-from server.runs.layout import largest
+from server.runs.layout import largest_bytes
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
 
-__all__ = ["Initial", "initial"]
+__all__ = ["Initial", "make_initial"]
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,23 @@ class Initial:
     bytes: int
 
 
-def initial(
+def make_initial(
     config: RunConfig, uploaded: InitialBlob | None, blobs: BlobStore, max_update_bytes: int
 ) -> Initial:
-    """What a new run starts from, in the blob store. Imports PyTorch: call it on a thread.
+    """What a new run starts from, put into the blob store. Imports PyTorch: call it on a thread.
 
     Raises:
         InvalidConfiguration: the algorithm, task, model or classes do not fit, or updates would be too large.
         UpdateInvalid: the uploaded weights differ from their manifest.
-        NotFound: the uploaded weights are not here.
+        NotFound: no such weights were uploaded.
     """
     from shared.algorithms import load_algorithm
     from shared.wire import update_layout
 
     algorithm = load_algorithm(config.algorithm)
-    found = _built(config, blobs) if uploaded is None else _uploaded(config, uploaded, blobs)
+    found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_target(config, found.classes)
-    size = largest(update_layout(found.manifest, algorithm.uploads, config.buffers))
+    size = largest_bytes(update_layout(found.manifest, algorithm.uploads, config.buffers))
     if size > max_update_bytes:
         raise InvalidConfiguration(
             f"an update of this run may have {size} bytes, more than the {max_update_bytes} allowed here",
@@ -46,7 +46,7 @@ def initial(
     return found
 
 
-def _built(config: RunConfig, blobs: BlobStore) -> Initial:
+def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.tasks import task_of
     from shared.wire.tensors import manifest_of, state_of
@@ -64,7 +64,7 @@ def _built(config: RunConfig, blobs: BlobStore) -> Initial:
     return Initial(task.classes, manifest_of(model), digest, written.bytes)
 
 
-def _uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) -> Initial:
+def _check_uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.wire.validation import validate
 
@@ -74,10 +74,10 @@ def _uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) -> Ini
             hint="Upload them first: PUT /blobs/{sha256}.",
         )
     validate(blobs.path(uploaded.digest), wire.model_layout(uploaded.manifest))
-    return Initial(_classes(config), uploaded.manifest, uploaded.digest, blobs.size(uploaded.digest))
+    return Initial(_find_classes(config), uploaded.manifest, uploaded.digest, blobs.size(uploaded.digest))
 
 
-def _classes(config: RunConfig) -> tuple[str, ...]:
+def _find_classes(config: RunConfig) -> tuple[str, ...]:
     if config.classes is not None:
         return config.classes
     if ":" in config.task:

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cachetools import LRUCache
+
+from server.database.store import Store
+from server.threads import Threads
 from shared.schemas import RunView
 from shared.wire.header import DTYPES
 
 if TYPE_CHECKING:
     from shared.wire import Layout
 
-__all__ = ["HEADER_ALLOWANCE", "Expected", "expected_of", "largest"]
+__all__ = ["HEADER_ALLOWANCE", "RunLayout", "RunLayouts", "largest_bytes", "layout_of"]
 
 HEADER_ALLOWANCE = 2**20
 HEADER_PER_TENSOR = 1024
+REMEMBERED_RUNS = 64
 
 
 @dataclass(frozen=True)
-class Expected:
-    """``max_bytes``: the tensors' own bytes and an allowance for the file's header."""
+class RunLayout:
+    """The class contract of a run and the tensors of its updates.
+
+    ``max_bytes``: the tensors' own bytes and an allowance for the file's header.
+    """
 
     task: str
     classes: tuple[str, ...]
-    layout: Layout
+    tensors: Layout
     max_bytes: int
 
 
-def expected_of(run: RunView) -> Expected:
+def layout_of(run: RunView) -> RunLayout:
+    """Imports PyTorch: call it on a thread."""
     from shared.algorithms import load_algorithm
     from shared.wire import update_layout
 
-    layout = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
-    return Expected(run.config.task, run.classes, layout, largest(layout))
+    tensors = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
+    return RunLayout(run.config.task, run.classes, tensors, largest_bytes(tensors))
 
 
-def largest(layout: Layout) -> int:
+def largest_bytes(layout: Layout) -> int:
     """Bytes of a file of this layout, with an allowance for its header."""
     data = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in layout.values())
     return data + HEADER_ALLOWANCE + HEADER_PER_TENSOR * len(layout)
+
+
+class RunLayouts:
+    """The layouts of the runs asked for last. A run's layout is fixed at its creation. On the event loop."""
+
+    def __init__(self, store: Store, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
+        self._store = store
+        self._threads = threads
+        self._clock = clock
+        self._known: LRUCache[str, RunLayout] = LRUCache(REMEMBERED_RUNS)
+
+    async def find(self, run: str) -> RunLayout:
+        """Raises :class:`shared.problems.NotFound` if there is no such run."""
+        known = self._known.get(run)
+        if known is None:
+            view = await self._threads.run(self._store.run_view, run, self._clock())
+            known = self._known[run] = await self._threads.run_long(layout_of, view)
+        return known

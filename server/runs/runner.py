@@ -1,8 +1,8 @@
-"""Carries out what the state machine decided: wakes clients, aggregates rounds, looks at the clock.
+"""Commits what the state machine decides and carries out its effects; aggregates rounds, watches deadlines.
 
-A decision is committed first, then its effects are carried out. All effects may be lost with the
-process, none is missed for ever: long polls ask the database first, and a round that is left
-AGGREGATING is aggregated again by whoever finds it. Two processes may do the same work; the
+A decision is committed first, then its effects are carried out. Any effect may be lost with the
+process, and none is lost for good: long polls ask the database first, and a round that is left
+AGGREGATING is aggregated by whoever finds it. Two processes may do the same work; the
 compare-and-swap lets one result in.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from server.database.step.facts import AggregationFacts, Facts
     from server.lifecycle.machine import Decision
 
-__all__ = ["ACTOR", "Rounds"]
+__all__ = ["ACTOR", "Runner"]
 
 ACTOR = "coordinator"
 SWEEP_SECONDS = 1.0
@@ -47,8 +47,8 @@ COLLECT_SECONDS = 3600.0
 log = logging.getLogger("feddisco.rounds")
 
 
-class Rounds:
-    """The shell around the state machine."""
+class Runner:
+    """The shell around the state machine, and the background work of a coordinator."""
 
     def __init__(
         self,
@@ -73,9 +73,8 @@ class Rounds:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = ThreadPoolExecutor(settings.aggregation_threads, "feddisco-aggregate")
         self._busy: set[tuple[str, int, int]] = set()
-        self._again: dict[
-            tuple[str, int, int], tuple[dt.datetime, dt.timedelta]
-        ] = {}  # when, after which delay
+        # a round whose aggregation met a fault: when to try again, and after which delay
+        self._retries: dict[tuple[str, int, int], tuple[dt.datetime, dt.timedelta]] = {}
         self._closing = False
 
     # ------------------------------------------------------------ on any thread
@@ -89,14 +88,37 @@ class Rounds:
         facts: Facts | None = None,
         now: dt.datetime | None = None,
     ) -> Decision:
-        """One transition as one transaction; its effects follow on the event loop, whoever called."""
+        """One transition as one transaction; the event loop carries out its effects, whoever called."""
         decision = self._store.apply(run, event, actor=actor, now=now or self._clock(), facts=facts)
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.carry_out, run, decision)
+        self.hand_over(run, decision)
         return decision
 
+    def hand_over(self, run: str, decision: Decision) -> None:
+        """Have the event loop carry out what was committed."""
+        self._call_soon(self.carry_out, run, decision)
+
+    def record(
+        self,
+        kind: str,
+        *,
+        run: str,
+        round: int | None = None,
+        client: str | None = None,
+        actor: str,
+        detail: Mapping[str, Any],
+    ) -> None:
+        """An entry of the event log outside a transition."""
+        self._store.record(
+            kind, run=run, round=round, client=client, actor=actor, detail=detail, now=self._clock()
+        )
+        self._call_soon(self._hub.announce, run)
+
+    def _call_soon(self, work: Callable[..., None], *args: Any) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work, *args)
+
     def make_up_for_absence(self) -> None:
-        """Before the first request is answered: the time without any coordinator counts for no deadline."""
+        """Before the first request: time in which there was no coordinator counts for no deadline."""
         runs = self._store.collecting()
         last = self._store.last_sign_of_life() if runs else None  # reads the whole log
         if last is None:
@@ -109,7 +131,7 @@ class Rounds:
 
     def carry_out(self, run: str, decision: Decision) -> None:
         """Every effect of every committed decision passes here."""
-        self._telemetry.recorded(decision.effects)
+        self._telemetry.count_records(decision.effects)
         for effect in decision.effects:
             match effect:
                 case Wake(clients):
@@ -117,12 +139,12 @@ class Rounds:
                 case Aggregate(number, attempt):
                     self.schedule(run, number, attempt)
                 case Record():
-                    pass  # written with the transition; readers are told once, below
+                    pass  # written with the transition; streams are woken once, below
         if any(isinstance(effect, Record) for effect in decision.effects):
             self._hub.announce(run)
 
     def schedule(self, run: str, number: int, attempt: int) -> None:
-        """Aggregate this attempt on a thread of its own, unless that is under way here."""
+        """Aggregate this attempt on a thread of its own, unless this process is doing so already."""
         key = (run, number, attempt)
         if key in self._busy or self._closing:
             return
@@ -132,10 +154,10 @@ class Rounds:
 
     def _finished(self, key: tuple[str, int, int], future: asyncio.Future[None]) -> None:
         self._busy.discard(key)
-        _, delay = self._again.pop(key, (None, RETRY / 2))
+        _, delay = self._retries.pop(key, (None, RETRY / 2))
         if not future.cancelled() and (error := future.exception()) is not None:
             delay = min(2 * delay, ORPHANED_AFTER)
-            self._again[key] = (self._clock() + delay, delay)
+            self._retries[key] = (self._clock() + delay, delay)
             log.error("round %d of %s stays open: %s; tried again in %s", key[1], key[0], error, delay)
             log.debug("the reason", exc_info=error)
 
@@ -147,7 +169,7 @@ class Rounds:
             tasks.create_task(self._collect())
 
     def close(self) -> None:
-        """Wait for the aggregation under way; one that only waits in line is left to the next start."""
+        """Wait for the aggregation under way; those still in the queue are left to the next start."""
         self._closing = True
         self._workers.shutdown(wait=True, cancel_futures=True)
 
@@ -156,7 +178,7 @@ class Rounds:
         self._workers.submit(_import_aggregation)
 
     async def _sweep(self) -> None:
-        orphaned_after = dt.timedelta(0)  # at the start nothing is in progress anywhere here
+        orphaned_after = dt.timedelta(0)  # at the start this process has nothing under way
         while True:
             try:
                 await self._threads.run(self._pass_time)
@@ -183,7 +205,7 @@ class Rounds:
         now = self._clock()
         for found in await self._threads.run(self._store.aggregating):
             key = (found.run, found.round, found.attempt)
-            due = self._again[key][0] if key in self._again else found.since + after
+            due = self._retries[key][0] if key in self._retries else found.since + after
             if now >= due:
                 self.schedule(*key)
 
@@ -198,7 +220,7 @@ class Rounds:
                 log.info("%d unreferenced files removed", removed)
 
     def collect_blobs(self) -> int:
-        # the age limit protects a file that was kept, but whose transaction is not committed yet
+        # the age limit protects a file whose transaction is not committed yet
         older_than = self._clock() - dt.timedelta(seconds=self._settings.collect_after_seconds)
         return len(self._blobs.collect(self._store.referenced_blobs(), older_than))
 
@@ -206,12 +228,12 @@ class Rounds:
 
     def _aggregate(self, run: str, number: int, attempt: int) -> None:
         try:
-            event, facts = self._result(run, number, attempt)
+            event, facts = self._compute_result(run, number, attempt)
             self.commit(run, event, actor=ACTOR, facts=facts)
         except Conflict as conflict:
             log.info("round %d of %s is settled already: %s", number, run, conflict.detail)
 
-    def _result(
+    def _compute_result(
         self, run: str, number: int, attempt: int
     ) -> tuple[AggregationFinished | AggregationFailed, AggregationFacts | None]:
         from server.runs.aggregation import Aggregation

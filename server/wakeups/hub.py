@@ -1,8 +1,8 @@
-"""Who waits for what: long polls and event streams sleep here, without asking the database.
+"""Who is waiting: long polls and event streams sleep here and do not ask the database meanwhile.
 
 A long poll registers *before* it queries and waits after it, so nothing that is committed in between
-is missed. With several coordinators on one PostgreSQL, ``server.wakeups.postgres`` carries the same
-calls to the other processes; nobody outside the two modules knows.
+is missed. With several coordinators on one PostgreSQL, ``server.wakeups.postgres`` passes the same
+messages on to the other processes; no other module knows of that.
 
 All methods run on the event loop.
 """
@@ -22,7 +22,7 @@ RECHECK_SECONDS = 10.0
 
 
 class Relay(Protocol):
-    """Tells other coordinator processes; must not block."""
+    """Passes messages on to other coordinator processes; must not block."""
 
     def send(self, message: dict[str, Any]) -> None: ...
 
@@ -38,7 +38,7 @@ class Waiter:
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Sleep until woken (True) or until the time is over (False); then it may be used again."""
+        """Sleep until woken (True) or until the time is over (False). May be called again."""
         if self._hub.closed:
             return False
         try:
@@ -58,7 +58,7 @@ class Stream(Waiter):
         self.run = run
         self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
 
-    def concerns(self, run: str | None) -> bool:
+    def is_about(self, run: str | None) -> bool:
         return self.run is None or self.run == run
 
 
@@ -93,7 +93,7 @@ class Hub:
 
     @property
     def recheck_seconds(self) -> float | None:
-        """How long to sleep before looking again unasked; None: for ever, since nobody else writes here."""
+        """How long to sleep before looking again without being woken; None: for ever, nobody else writes."""
         return RECHECK_SECONDS if self.relay is not None else None
 
     @property
@@ -108,50 +108,50 @@ class Hub:
         """These clients' long polls may have an answer now."""
         names = list(clients)
         if names:
-            self._tell({"wake": names})
+            self._publish({"wake": names})
 
     def wake_everyone(self) -> None:
-        """Something new for clients that nobody knows by name yet, as a new run is."""
-        self._tell({"everyone": True})
+        """For news that concerns clients not known by name, such as a new run."""
+        self._publish({"everyone": True})
 
     def announce(self, run: str | None) -> None:
         """The event log has grown."""
-        self._tell({"run": run})
+        self._publish({"run": run})
 
-    def heartbeat(self, run: str, progress: dict[str, Any]) -> None:
-        """A client's progress: shown live, kept in no log."""
-        self._tell({"run": run, "progress": progress})
+    def announce_progress(self, run: str, progress: dict[str, Any]) -> None:
+        """A client's heartbeat: shown live, not kept in the event log."""
+        self._publish({"run": run, "progress": progress})
 
     def close(self) -> None:
-        """The process is going down: everybody who waits is answered now."""
+        """The process is shutting down: everybody who waits is answered now."""
         self.closed = True
-        self._everyone()
+        self._wake_everyone()
         for stream in self._streams:
             stream.wake()
 
     def receive(self, message: dict[str, Any]) -> None:
-        """What another process sent by its relay (or this one by ``_tell``)."""
+        """A message from another process's relay (or from this one's ``_publish``)."""
         if message.get("everyone"):
-            self._everyone()
+            self._wake_everyone()
         for client in message.get("wake", ()):
             for waiter in self._polls.get(client, ()):
                 waiter.wake()
         if "run" in message:
-            self._stream(message["run"], message.get("progress"))
+            self._wake_streams(message["run"], message.get("progress"))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _publish(self, message: dict[str, Any]) -> None:
         self.receive(message)
         if self.relay is not None:
             self.relay.send(message)
 
-    def _everyone(self) -> None:
+    def _wake_everyone(self) -> None:
         for waiters in self._polls.values():
             for waiter in waiters:
                 waiter.wake()
 
-    def _stream(self, run: str | None, progress: dict[str, Any] | None) -> None:
+    def _wake_streams(self, run: str | None, progress: dict[str, Any] | None) -> None:
         for stream in self._streams:
-            if stream.concerns(run):
+            if stream.is_about(run):
                 if progress is not None:
                     stream.progress.append(progress)
                 stream.wake()

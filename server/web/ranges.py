@@ -8,12 +8,12 @@ from fastapi import Request
 
 from shared.problems import RangeNotSatisfiable
 
-__all__ = ["parse_range", "wanted_range"]
+__all__ = ["choose_range", "parse_range"]
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII | re.IGNORECASE)
 
 
-def wanted_range(request: Request, size: int, digest: str) -> tuple[int, int, int]:
+def choose_range(request: Request, size: int, digest: str) -> tuple[int, int, int]:
     """First byte, one past the last byte, and the status: 200 for the whole file, 206 for a part."""
     condition = request.headers.get("if-range")
     if condition is not None and condition.strip() != f'"{digest}"':

@@ -1,7 +1,7 @@
 """Who is asking: bearer tokens, of which only SHA-256 hashes are kept.
 
-A token is 256 random bits, so a slow hash would buy nothing and would give every poll a lever to
-keep the coordinator busy. Hashes are compared in constant time.
+A token is 256 random bits, so a slow hash would add no safety, and would let every poll keep
+the coordinator busy. Hashes are compared in constant time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,22 @@ from server.settings import Settings
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
 
-__all__ = ["Guard", "KnownClient", "admin_token", "bearer", "hash_token", "new_token", "viewer_password"]
+__all__ = [
+    "Guard",
+    "KnownClient",
+    "hash_token",
+    "load_admin_token",
+    "make_token",
+    "read_bearer",
+    "read_viewer_password",
+]
 
 CACHE_SECONDS = 2.0
 CACHE_ENTRIES = 10_000
 ADMIN = "admin"
 
 
-def new_token() -> str:
+def make_token() -> str:
     return secrets.token_urlsafe(32)
 
 
@@ -38,11 +46,11 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def same(left: str, right: str) -> bool:
+def are_same(left: str, right: str) -> bool:
     return hmac.compare_digest(left.encode(), right.encode())
 
 
-def bearer(authorization: str | None) -> str:
+def read_bearer(authorization: str | None) -> str:
     """The token of an ``Authorization: Bearer`` header; raises :class:`MissingToken` if there is none."""
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
@@ -53,18 +61,18 @@ def bearer(authorization: str | None) -> str:
     return token.strip()
 
 
-def viewer_password(authorization: str | None) -> str:
+def read_viewer_password(authorization: str | None) -> str:
     """The password of a browser's Basic dialogue (any user name), or else a bearer token."""
     scheme, _, encoded = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
-        return bearer(authorization)
+        return read_bearer(authorization)
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         raise MissingToken("the `Authorization: Basic` header cannot be read") from None
 
 
-def admin_token(settings: Settings) -> str:
+def load_admin_token(settings: Settings) -> str:
     """The configured admin token, or that in ``<data folder>/admin-token``, made at the first start."""
     if settings.admin_token is not None:
         return settings.admin_token.get_secret_value()
@@ -83,7 +91,7 @@ def _read_or_make(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             # kept if another process makes one at the same moment: both first starts end up with one token
-            replace_file(path, f"{new_token()}\n".encode(), mode=PRIVATE, overwrite=False)
+            replace_file(path, f"{make_token()}\n".encode(), mode=PRIVATE, overwrite=False)
         return path.read_text().strip()
 
 
@@ -117,16 +125,16 @@ class Guard:
         self._known: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
     def is_admin(self, token: str) -> bool:
-        return same(hash_token(token), self._admin)
+        return are_same(hash_token(token), self._admin)
 
-    async def admin(self, token: str) -> str:
+    async def require_admin(self, token: str) -> str:
         """The actor "admin"; Forbidden for a client's token, WrongToken for an unknown one."""
         if self.is_admin(token):
             return ADMIN
-        client = await self.client(token)
+        client = await self.require_client(token)
         raise Forbidden(f"client {client!r} may not do this", hint="This call needs the admin token.")
 
-    async def client(self, token: str) -> str:
+    async def require_client(self, token: str) -> str:
         """The id of the client that owns the token."""
         hashed = hash_token(token)
         known = self._known.get(hashed)
@@ -134,17 +142,17 @@ class Guard:
             known = self._known[hashed] = await self._look_up(hashed)
         return known
 
-    async def client_or_admin(self, token: str) -> str | None:
+    async def require_client_or_admin(self, token: str) -> str | None:
         """The client's id, None for the admin."""
-        return None if self.is_admin(token) else await self.client(token)
+        return None if self.is_admin(token) else await self.require_client(token)
 
-    async def reader(self, authorization: str | None) -> None:
-        """Reading is open unless there is a viewer token; then that, the admin's or any client's will do."""
+    async def require_viewer(self, authorization: str | None) -> None:
+        """Reading is open unless there is a viewer token; then it takes that, the admin's or any client's."""
         if self._viewer is None:
             return
-        token = viewer_password(authorization)
-        if not (same(hash_token(token), self._viewer) or self.is_admin(token)):
-            await self.client(token)
+        token = read_viewer_password(authorization)
+        if not (are_same(hash_token(token), self._viewer) or self.is_admin(token)):
+            await self.require_client(token)
 
     def forget(self, client: str) -> None:
         for hashed in [key for key in self._known if self._known.get(key) == client]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.api.updates import MEDIA_TYPES
+from server.api.uploads import MEDIA_TYPES
 from server.version import VERSION
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 

@@ -15,11 +15,11 @@ from server.web.errors import invalid
 from server.web.security import (
     Guard,
     KnownClient,
-    admin_token,
-    bearer,
     hash_token,
-    new_token,
-    viewer_password,
+    load_admin_token,
+    make_token,
+    read_bearer,
+    read_viewer_password,
 )
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
 from tests.helpers.live_coordinator import ADMIN, JOIN, Live, live
@@ -53,8 +53,8 @@ def test_missing_wrong_and_revoked_are_told_apart() -> None:
         asyncio.run(found.client("nobody"))
     for header in (None, "", "Bearer", "Bearer  ", "Basic abc", ADMIN):
         with pytest.raises(MissingToken):
-            bearer(header)
-    assert bearer("bearer  abc ") == "abc"
+            read_bearer(header)
+    assert read_bearer("bearer  abc ") == "abc"
 
 
 def test_a_client_is_not_the_admin() -> None:
@@ -91,28 +91,28 @@ def test_a_refusal_is_not_remembered() -> None:
 
 
 def test_a_viewers_password() -> None:
-    assert viewer_password("Basic YW55Ym9keTpzZWNyZXQ=") == "secret"  # anybody:secret
-    assert viewer_password("Bearer secret") == "secret"
+    assert read_viewer_password("Basic YW55Ym9keTpzZWNyZXQ=") == "secret"  # anybody:secret
+    assert read_viewer_password("Bearer secret") == "secret"
     for broken in ("Basic ???", "Basic /w==", None):
         with pytest.raises(MissingToken):
-            viewer_password(broken)
+            read_viewer_password(broken)
 
 
 def test_the_admin_token_is_made_once_and_kept_to_its_owner(tmp_path: Path) -> None:
     settings = Settings(data_folder=tmp_path / "data")
-    token = admin_token(settings)
+    token = load_admin_token(settings)
     path = tmp_path / "data" / "admin-token"
     assert len(token) >= 43
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert admin_token(settings) == token, "the same at the next start"
+    assert load_admin_token(settings) == token, "the same at the next start"
     assert list(path.parent.iterdir()) == [path]
-    assert admin_token(Settings(data_folder=tmp_path, admin_token=ADMIN)) == ADMIN
+    assert load_admin_token(Settings(data_folder=tmp_path, admin_token=ADMIN)) == ADMIN
 
 
 def test_an_admin_token_that_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageUnavailable, match="admin-token"):
-        admin_token(Settings(data_folder=tmp_path / "file"))
+        load_admin_token(Settings(data_folder=tmp_path / "file"))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_join_tokens_count_expire_and_are_revoked(at: Live) -> None:
 
 def test_a_registration_whose_answer_was_lost_is_repeated(at: Live) -> None:
     join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
-    mine = {"token": new_token()}
+    mine = {"token": make_token()}
     first, again = (at.http(join).post("/clients", json=mine) for _ in range(2))
     assert (first.status_code, again.status_code) == (201, 201)
     assert first.json() == again.json() == {**first.json(), "client": "client-1", **mine}

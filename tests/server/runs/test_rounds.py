@@ -26,7 +26,7 @@ def left_aggregating(at: Live) -> None:
     at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
     first, second = enrolled(at, (10, 10))
     assert first.upload("demo", 1, file_of(1.0)).status_code == 200
-    at.coordinator.rounds.close()
+    at.coordinator.runner.close()
     assert second.upload("demo", 1, file_of(3.0)).status_code == 200
     assert at.run()["current_round"]["status"] == "aggregating"
 
@@ -163,7 +163,7 @@ def test_unreferenced_files_are_collected_and_others_are_not(database_url: str, 
         old = time.time() - 120
         os.utime(blobs.path(sha256(stray)), (old, old))
         os.utime(blobs.path(made["initial_model"]), (old, old))
-        assert at.coordinator.rounds.collect_blobs() == 1
+        assert at.coordinator.runner.collect_blobs() == 1
         assert not blobs.exists(sha256(stray))
         assert blobs.exists(made["initial_model"])
 

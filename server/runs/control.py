@@ -1,0 +1,64 @@
+"""What an operator does with a run: create it, start, pause, resume and stop it. On a thread."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.blobs import BlobStore
+from server.database.store import Store
+from server.lifecycle.events import PauseRequested, ResumeRequested, StartRequested, StopRequested
+from server.runs.initial import make_initial
+from server.runs.runner import Runner
+from shared.problems import NameTaken, NotFound
+from shared.schemas import RunRequest
+
+__all__ = ["Control"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """``max_update_bytes``: a run whose updates could be larger is not created."""
+
+    store: Store
+    blobs: BlobStore
+    runner: Runner
+    max_update_bytes: int
+    clock: Callable[[], dt.datetime]
+
+    def create(self, request: RunRequest, actor: str) -> None:
+        """An enrolling run named ``request.config.name``. Imports PyTorch and may build a model.
+
+        Raises NameTaken, and what :func:`server.runs.initial.make_initial` raises.
+        """
+        self._check_free(request.config.name)  # before the model is built; the table's key decides
+        initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
+        self.store.create_run(
+            request.config,
+            classes=initial.classes,
+            manifest=initial.manifest,
+            initial_model=initial.digest,
+            initial_bytes=initial.bytes,
+            actor=actor,
+            now=self.clock(),
+        )
+
+    def _check_free(self, name: str) -> None:
+        try:
+            self.store.run_state(name)
+        except NotFound:
+            return
+        raise NameTaken(f"there is a run {name!r} already", hint="Choose another name.")
+
+    def start(self, run: str, actor: str) -> None:
+        self.runner.commit(run, StartRequested(), actor=actor)
+
+    def pause(self, run: str, reason: str, actor: str) -> None:
+        self.runner.commit(run, PauseRequested(reason), actor=actor)
+
+    def resume(self, run: str, actor: str) -> None:
+        self.runner.commit(run, ResumeRequested(), actor=actor)
+
+    def stop(self, run: str, reason: str, actor: str) -> None:
+        self.runner.commit(run, StopRequested(reason), actor=actor)

@@ -1,0 +1,148 @@
+"""Taking in an update: check whether it is wanted, validate it, keep the file, commit. All of it on a thread.
+
+The order is what makes the promise "an update that was answered 2xx is never lost" hold: the file is
+durable before the transaction that names it, and the transaction is durable before the answer.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.blobs import BlobStore, Incoming
+from server.blobs.integrity import BlobIntegrity
+from server.database.step.facts import FailureFacts, UpdateFacts
+from server.database.store import Store
+from server.lifecycle.events import FailureReported, UpdateReceived
+from server.lifecycle.machine import decide
+from server.monitoring.metrics import Telemetry
+from server.runs.layout import RunLayout
+from server.runs.runner import Runner
+from shared.problems import Conflict, InvalidRequest, NotFound, Problem, UpdateRefused
+from shared.schemas import Failure, Receipt, UpdateReport
+from shared.wire.validation import validate
+
+__all__ = ["Intake", "Offer"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An update as its upload announces it; ``digest`` is the SHA-256 of the body that is to come."""
+
+    run: str
+    round: int
+    client: str
+    report: UpdateReport
+    digest: str
+    layout: RunLayout
+
+    @property
+    def event(self) -> UpdateReceived:
+        return UpdateReceived(self.client, self.round, self.report.attempt)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What comes in from the participants of a round: updates, or the reason why there is none.
+
+    ``max_bytes``: no update may be larger, whatever its run's layout allows.
+    """
+
+    store: Store
+    blobs: BlobStore
+    integrity: BlobIntegrity
+    runner: Runner
+    telemetry: Telemetry
+    max_bytes: int
+    clock: Callable[[], dt.datetime]
+
+    def check(self, offer: Offer) -> Receipt | None:
+        """Whether the update is wanted, before its body is read. The receipt if it was accepted before.
+
+        Raises:
+            UpdateRefused: the round does not wait for it, or has another update of this client.
+            InvalidRequest: it was trained on another number of examples than the client enrolled with.
+        """
+        state = self.store.run_state(offer.run)
+        try:
+            decide(state, offer.event, self.clock())
+        except UpdateRefused:
+            if (receipt := self._receipt_of_same(offer)) is None:
+                raise
+            return receipt
+        enrolled = state.enrolment(offer.client)
+        if enrolled is not None and offer.report.examples != enrolled.examples:
+            raise InvalidRequest(
+                f"the update was trained on {offer.report.examples} examples, but {enrolled.client} is "
+                f"enrolled with {enrolled.examples}, the size on which its weight is based",
+                hint="Leave the run and enrol again if the data have changed.",
+            )
+        return None
+
+    def _receipt_of_same(self, offer: Offer) -> Receipt | None:
+        try:
+            receipt = self.store.receipt(offer.run, offer.round, offer.client)
+        except NotFound:
+            return None
+        return receipt if (receipt.digest, receipt.attempt) == (offer.digest, offer.report.attempt) else None
+
+    def limit_bytes(self, offer: Offer) -> int:
+        """How large the body may be."""
+        return min(offer.layout.max_bytes, self.max_bytes)
+
+    def accept_small(self, offer: Offer, body: bytes, announced_bytes: int) -> Receipt:
+        """Everything that happens to a small update, in the same order as to a large one."""
+        if (receipt := self.check(offer)) is not None:
+            return receipt
+        incoming = self.blobs.take(
+            body, max_bytes=self.limit_bytes(offer), expected=offer.digest, announced_bytes=announced_bytes
+        )
+        return self.accept(offer, incoming)
+
+    def accept(self, offer: Offer, incoming: Incoming) -> Receipt:
+        """Validate the received file, make it durable, and only then commit the transaction that names it.
+
+        Raises:
+            UpdateInvalid: the file is not what the run's layout asks for.
+            UpdateRefused: the round was closed while the body arrived.
+        """
+        try:
+            validate(incoming.path, offer.layout.tensors)
+            self.blobs.keep(incoming)
+        finally:
+            self.blobs.discard(incoming)
+        self.integrity.remember(self.blobs.path(incoming.digest), incoming.digest)
+        report, now = offer.report, self.clock()
+        facts = UpdateFacts(
+            digest=incoming.digest,
+            bytes=incoming.bytes,
+            steps=report.steps,
+            loss=report.loss,
+            seconds=report.seconds,
+        )
+        decision = self.runner.commit(offer.run, offer.event, actor=offer.client, facts=facts, now=now)
+        if not decision.effects:  # the same update had come at the same time by another connection
+            return self.store.receipt(offer.run, offer.round, offer.client)
+        self.telemetry.updates.inc()
+        self.telemetry.received.inc(incoming.bytes)
+        return Receipt(
+            run=offer.run,
+            round=offer.round,
+            attempt=report.attempt,
+            client=offer.client,
+            digest=incoming.digest,
+            bytes=incoming.bytes,
+            received_at=now,
+        )
+
+    def record_refusal(self, run: str, round: int, client: str, problem: Problem) -> None:
+        """Every refusal of an upload is an entry of the event log."""
+        kind = "update_refused" if isinstance(problem, Conflict) else "update_invalid"
+        detail = {"code": problem.code, "detail": problem.detail}
+        self.runner.record(kind, run=run, round=round, client=client, actor=client, detail=detail)
+
+    def report_failure(self, run: str, round: int, client: str, failure: Failure) -> None:
+        """The client gives this attempt up; the round goes on for the others."""
+        event = FailureReported(client, round, failure.attempt, failure.reason)
+        self.runner.commit(run, event, actor=client, facts=FailureFacts(failure.code))
