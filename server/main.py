@@ -1,4 +1,4 @@
-"""Starts the coordinator: looks at everything that can be wrong first, and says it in one sentence."""
+"""Starts the coordinator: checks first what can be wrong, and reports it in one sentence."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything else starts: a second coordinator on the port is told so."""
+    """Bind before anything else starts, so that a second coordinator on the port ends with a message."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -123,7 +123,7 @@ def _check_schema(settings: Settings, migrate: bool) -> None:
 
 
 class Server(uvicorn.Server):
-    """Answers those who wait before it waits for them."""
+    """At its end, answers the requests that wait before waiting for them to finish."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
         super().__init__(config)
@@ -146,7 +146,7 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     log.info("coordinator on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if settings.admin_token is None:
         log.info("the admin token is in %s", settings.data_folder / "admin-token")
-    # After its clean end uvicorn raises the signal again, for whoever handled it before: that is this.
+    # After a clean end uvicorn raises the signal again, for the handler that was there before: this one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.run([listener])

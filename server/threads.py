@@ -1,4 +1,4 @@
-"""Where blocking work goes, so that the event loop never waits for a disk or a database."""
+"""Thread pools for blocking work, so that the event loop never waits for a disk or a database."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Two pools: ``count`` threads for transactions and small files, others for what takes long.
+    """Two pools: ``count`` threads for transactions and small files, and others for slow work.
 
-    Writers of SQLite queue up inside the store, not here. ``work`` is carried through even if the caller
-    goes away meanwhile.
+    SQLite's writers queue up inside the store, not here. ``work`` runs to its end even if the caller is
+    cancelled meanwhile.
     """
 
     def __init__(self, count: int) -> None:
@@ -32,7 +32,7 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
     async def run_long(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For large files, and what imports PyTorch: no long poll shall wait behind it."""
+        """For large files and whatever imports PyTorch, so that no long poll waits behind it."""
         return await asyncio.get_running_loop().run_in_executor(self._long, partial(work, *args, **kwargs))
 
     def close(self) -> None:

@@ -47,8 +47,8 @@ async def register(body: Registration, coordinator: Coordinator, request: Reques
 
 
 @router.get("/clients")
-async def clients(coordinator: Coordinator, _admin: Admin) -> list[ClientView]:
-    """All clients, revoked ones too."""
+async def list_clients(coordinator: Coordinator, _admin: Admin) -> list[ClientView]:
+    """All clients, including revoked ones."""
     return list(await coordinator.threads.run(coordinator.store.clients))
 
 
@@ -62,8 +62,8 @@ async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> No
 
 
 @router.post("/join-tokens", status_code=201)
-async def invite(body: JoinTokenRequest, coordinator: Coordinator, _admin: Admin) -> JoinToken:
-    """Make a join token. It is in the answer, and never shown again."""
+async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, _admin: Admin) -> JoinToken:
+    """Create a join token. It is in the answer, and never shown again."""
     token, now = make_token(), coordinator.clock()
     expires_at = None if body.valid_seconds is None else now + dt.timedelta(seconds=body.valid_seconds)
     made = await coordinator.threads.run(
@@ -73,13 +73,13 @@ async def invite(body: JoinTokenRequest, coordinator: Coordinator, _admin: Admin
 
 
 @router.get("/join-tokens")
-async def invitations(coordinator: Coordinator, _admin: Admin) -> list[JoinTokenView]:
+async def list_join_tokens(coordinator: Coordinator, _admin: Admin) -> list[JoinTokenView]:
     """All join tokens, without the tokens themselves."""
     rows = await coordinator.threads.run(coordinator.store.join_tokens)
     return [JoinTokenView.model_validate(row, from_attributes=True) for row in rows]
 
 
 @router.delete("/join-tokens/{token}", status_code=204)
-async def uninvite(token: TokenId, coordinator: Coordinator, admin: Admin) -> None:
+async def revoke_join_token(token: TokenId, coordinator: Coordinator, admin: Admin) -> None:
     """Revoke a join token. Clients that joined with it stay."""
     await coordinator.threads.run(coordinator.store.revoke_join_token, token, admin, coordinator.clock())

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of all calls: how a refusal looks, what an address may hold."""
+"""What the OpenAPI document says of every call: what a refusal looks like, what an address may contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DigestInPath = Annotated[str, Path(pattern=DIGEST_PATTERN, description="SHA-256 
 
 
 def as_json(body: BaseModel) -> Response:
-    """The answer as it is. Returned plainly, FastAPI would validate it once more: felt where many wait."""
+    """The body as it is. Returned as a model, FastAPI would validate it again, at a cost for many polls."""
     return Response(body.model_dump_json(), media_type="application/json")
 
 

@@ -12,7 +12,7 @@ router = APIRouter(tags=["training"])
 
 
 @router.post("/runs/{run}/rounds/{n}/progress")
-async def progress(
+async def report_progress(
     run: RunId, n: Number, body: Progress, coordinator: Coordinator, client: Client
 ) -> ProgressAnswer:
     """A heartbeat. The answer says whether the result is still wanted."""
@@ -25,13 +25,17 @@ async def progress(
 
 
 @router.post("/runs/{run}/rounds/{n}/failure", status_code=204)
-async def failure(run: RunId, n: Number, body: Failure, coordinator: Coordinator, client: Client) -> None:
+async def report_failure(
+    run: RunId, n: Number, body: Failure, coordinator: Coordinator, client: Client
+) -> None:
     """The client gives this attempt up. The round goes on for the others."""
     await coordinator.threads.run(coordinator.intake.report_failure, run, n, client, body)
 
 
 @router.put("/runs/{run}/rounds/{n}/metrics", status_code=204)
-async def metrics(run: RunId, n: Number, body: Metrics, coordinator: Coordinator, client: Client) -> None:
+async def submit_metrics(
+    run: RunId, n: Number, body: Metrics, coordinator: Coordinator, client: Client
+) -> None:
     """What the round's model scored on this client's own test set. The same again is fine."""
     add, now = coordinator.store.add_evaluation, coordinator.clock()
     await coordinator.threads.run(add, run, n, client, body, actor=client, now=now)

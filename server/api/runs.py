@@ -21,30 +21,30 @@ async def create(body: RunRequest, coordinator: Coordinator, admin: Admin) -> Ru
     await coordinator.threads.run_long(coordinator.control.create, body, admin)
     coordinator.hub.wake_everyone()
     coordinator.hub.announce(body.config.name)
-    return await _view(coordinator, body.config.name)
+    return await _read_view(coordinator, body.config.name)
 
 
-async def _view(coordinator: Coordinator, run: str) -> RunView:
+async def _read_view(coordinator: Coordinator, run: str) -> RunView:
     return await coordinator.threads.run(coordinator.store.run_view, run, coordinator.clock())
 
 
 @router.get("/runs", dependencies=[Viewer])
-async def runs(coordinator: Coordinator) -> list[RunSummary]:
+async def list_runs(coordinator: Coordinator) -> list[RunSummary]:
     """All runs."""
     return list(await coordinator.threads.run(coordinator.store.runs))
 
 
 @router.get("/runs/{run}", dependencies=[Viewer], response_model=RunView)
-async def show(run: RunId, coordinator: Coordinator) -> Response:
+async def show_run(run: RunId, coordinator: Coordinator) -> Response:
     """One run with its configuration, enrolments and current round."""
-    return as_json(await _view(coordinator, run))
+    return as_json(await _read_view(coordinator, run))
 
 
 @router.post("/runs/{run}/start")
 async def start(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
     """Start with the trainers that are ready, without waiting for more."""
     await coordinator.threads.run(coordinator.control.start, run, admin)
-    return await _view(coordinator, run)
+    return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/pause")
@@ -53,14 +53,14 @@ async def pause(
 ) -> RunView:
     """Open no further round. The open one goes on collecting and may complete."""
     await coordinator.threads.run(coordinator.control.pause, run, body.reason, admin)
-    return await _view(coordinator, run)
+    return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/resume")
 async def resume(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
     """Go on after a pause."""
     await coordinator.threads.run(coordinator.control.resume, run, admin)
-    return await _view(coordinator, run)
+    return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/stop")
@@ -69,22 +69,22 @@ async def stop(
 ) -> RunView:
     """End the run now. The open round is abandoned; the newest model stays."""
     await coordinator.threads.run(coordinator.control.stop, run, body.reason, admin)
-    return await _view(coordinator, run)
+    return await _read_view(coordinator, run)
 
 
 @router.get("/runs/{run}/rounds", dependencies=[Viewer])
-async def rounds(run: RunId, coordinator: Coordinator) -> list[RoundView]:
+async def list_rounds(run: RunId, coordinator: Coordinator) -> list[RoundView]:
     """Every attempt of every round with its ledger."""
     return list(await coordinator.threads.run(coordinator.store.rounds, run))
 
 
 @router.get("/runs/{run}/rounds/{n}", dependencies=[Viewer])
-async def one_round(run: RunId, n: Number, coordinator: Coordinator, attempt: Attempt = None) -> RoundView:
+async def show_round(run: RunId, n: Number, coordinator: Coordinator, attempt: Attempt = None) -> RoundView:
     """One attempt of a round with its ledger and evaluations."""
     return await coordinator.threads.run(coordinator.store.round_view, run, n, attempt)
 
 
 @router.get("/runs/{run}/evaluations", dependencies=[Viewer])
-async def evaluations(run: RunId, coordinator: Coordinator) -> list[EvaluationView]:
+async def list_evaluations(run: RunId, coordinator: Coordinator) -> list[EvaluationView]:
     """Every evaluation of the run's models, round 0 being the initial one."""
     return list(await coordinator.threads.run(coordinator.store.evaluations, run))

@@ -64,6 +64,6 @@ async def _record_refusals(coordinator: Coordinator, run: str, n: int, client: s
 
 
 @router.get("/runs/{run}/rounds/{n}/receipt")
-async def receipt(run: RunId, n: Number, coordinator: Coordinator, client: Client) -> Receipt:
+async def show_receipt(run: RunId, n: Number, coordinator: Coordinator, client: Client) -> Receipt:
     """What became of this client's own update: its digest, and after the round its row of the ledger."""
     return await coordinator.threads.run(coordinator.store.receipt, run, n, client)

@@ -1,4 +1,4 @@
-"""A decision in the making: the run as it becomes, and the effects so far, in the order they happened."""
+"""A decision in progress: the run as changed so far, and the effects in the order they happened."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Draft:
         return self.run.round
 
     def enrolment(self, client: str) -> Enrolment:
-        """The enrolment of a participant: there is one, and who leaves stops being waited for."""
+        """The enrolment of a participant, which must exist."""
         found = self.run.enrolment(client)
         if found is None:
             raise RuntimeError(f"participant {client!r} of run {self.run.id!r} has no enrolment")
@@ -118,7 +118,7 @@ class Draft:
         self.put_enrolment(replace(enrolment, status=status, reason=reason))
 
     def assign_indexes(self, indexes: dict[str, int]) -> None:
-        """Gives these clients their index for good; no status changes."""
+        """Gives these clients their permanent index; no status changes."""
         self._put_enrolments(
             tuple(replace(e, index=indexes.get(e.client, e.index)) for e in self.run.enrolments)
         )

@@ -1,4 +1,4 @@
-"""What the shell does after a decision is committed. Plain values, compared in tests."""
+"""What is to be done after a decision is committed. Plain values, compared in tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal[
     "client_declined",
     "client_finished",
     "client_left",
-    "client_away",  # missed a deadline: not drawn until it is seen again
+    "client_away",  # missed a deadline: not drawn until it polls again
     "client_returned",
     "discrepancy_received",
     "run_started",
@@ -20,10 +20,10 @@ Kind = Literal[
     "run_resumed",
     "run_stopped",
     "run_completed",
-    "round_waiting",  # too few trainers are ready to open it
+    "round_waiting",  # too few trainers are ready to open one
     "round_opened",
     "deadline_moved",  # the coordinator was away for a while
-    "round_closed",  # nobody is waited for any more, enough updates came
+    "round_closed",  # nobody is waited for any more, enough updates have arrived
     "round_completed",
     "round_abandoned",
     "round_without_weight",  # no update had weight; the old model is kept

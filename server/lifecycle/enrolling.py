@@ -1,4 +1,4 @@
-"""Coming and going of clients: enrolment, the discrepancy, indexes, leaving, and how they start a run."""
+"""Clients that come and go: enrolment, the discrepancy, indexes, leaving, and how they start a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from server.lifecycle.events import (
     StartRequested,
 )
 from server.lifecycle.refusals import illegal
-from server.lifecycle.round_steps import close_if_done, open_next, present
+from server.lifecycle.round_steps import close_if_done, open_next, present_clients
 from server.lifecycle.state import Enrolment, Run
-from server.lifecycle.views import drawable, ready_trainers, unfinished, updates_needed, waits_for_clients
+from server.lifecycle.views import (
+    drawable_trainers,
+    ready_trainers,
+    unfinished_participants,
+    updates_needed,
+    waits_for_clients,
+)
 from shared.problems import AlreadyEnrolled, DiscrepancyAlreadySubmitted, IndexTaken
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
@@ -43,7 +49,7 @@ def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
         role=event.role,
         status=_first_status(draft.run, event),
         examples=event.examples,
-        index=_index_for(draft.run, before, event),
+        index=_choose_index(draft.run, before, event),
         reason=NO_EXAMPLES if event.role is Role.TRAINER and event.examples == 0 else None,
     )
     draft.put_enrolment(enrolment)
@@ -57,7 +63,7 @@ def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
 
 
 def _first_status(run: Run, event: ClientEnrolled) -> EnrolmentStatus:
-    # who is never drawn is asked for nothing
+    # a client that is never drawn is asked for nothing
     asked = run.policy.needs_discrepancy and event.role is Role.TRAINER and event.examples > 0
     return EnrolmentStatus.AWAITING_DISCREPANCY if asked else EnrolmentStatus.READY
 
@@ -66,7 +72,9 @@ def _refuse_other_particulars(run: Run, before: Enrolment, event: ClientEnrolled
     same_index = event.index in (None, before.index) or event.role is not Role.TRAINER
     if (event.role, event.examples) == (before.role, before.examples) and same_index:
         return
-    raise _already_enrolled(run, before, event, "Leave the run first, or enrol with the same particulars.")
+    raise _already_enrolled(
+        run, before, event, "Leave the run first, or enrol with the same role, examples and index."
+    )
 
 
 def _already_enrolled(run: Run, before: Enrolment, event: ClientEnrolled, hint: str) -> AlreadyEnrolled:
@@ -81,11 +89,11 @@ def _already_enrolled(run: Run, before: Enrolment, event: ClientEnrolled, hint: 
     )
 
 
-def _index_for(run: Run, before: Enrolment | None, event: ClientEnrolled) -> int | None:
-    """An index belongs to its client for the whole run, whether it stays or not: seeds depend on it."""
+def _choose_index(run: Run, before: Enrolment | None, event: ClientEnrolled) -> int | None:
+    """An index belongs to its client for the whole run, even after it has left: seeds depend on it."""
     if before is not None and before.index is not None:
         if event.role is not Role.TRAINER or event.index not in (None, before.index):
-            hint = f"A client that comes back does so as trainer {before.index}."
+            hint = f"A client that returns does so as trainer {before.index}."
             raise _already_enrolled(run, before, event, hint)
         return before.index
     if event.role is not Role.TRAINER:
@@ -127,7 +135,7 @@ def client_declined(draft: Draft, event: ClientDeclined) -> None:
         draft.move_enrolment(before, EnrolmentStatus.DECLINED, event.reason)
     else:
         why = f"{event.client!r} is enrolled in run {draft.run.id!r} ({before.status})"
-        raise illegal(draft.run, event, why, "Leave the run instead (DELETE of the enrolment).")
+        raise illegal(draft.run, event, why, "Leave the run instead (DELETE /runs/{run}/enrolments/me).")
     draft.record("client_declined", event.client, reason=event.reason)
 
 
@@ -147,7 +155,7 @@ def client_left(draft: Draft, event: ClientLeft) -> None:
     if current is None or current.status is not RoundStatus.COLLECTING:
         return
     participant = current.participant(event.client)
-    if participant in unfinished(current):
+    if participant in unfinished_participants(current):
         draft.move_participant(participant, ParticipantStatus.FAILED, event.reason)
         close_if_done(draft)
 
@@ -167,12 +175,12 @@ def discrepancy_received(draft: Draft, event: DiscrepancyReceived) -> None:
     if enrolment is None or enrolment.status.is_gone:
         raise illegal(run, event, f"{event.client!r} is not enrolled in run {run.id!r}", "Enrol first.")
     if not run.policy.needs_discrepancy or enrolment.role is not Role.TRAINER or enrolment.examples == 0:
-        raise illegal(run, event, f"run {run.id!r} asks {event.client!r} for no discrepancy")
+        raise illegal(run, event, f"run {run.id!r} does not ask {event.client!r} for a discrepancy")
     if enrolment.status is not EnrolmentStatus.AWAITING_DISCREPANCY:
         raise DiscrepancyAlreadySubmitted(
             f"DiscrepancyReceived of {event.client!r} is not possible: run {run.id!r} has it already"
             f" (the enrolment is {enrolment.status}).",
-            hint="Nothing is to be done; the first value stands.",
+            hint="Nothing to do: the first value stands.",
             event="DiscrepancyReceived",
             state=str(run.status),
             enrolment=str(enrolment.status),
@@ -188,7 +196,7 @@ def discrepancy_received(draft: Draft, event: DiscrepancyReceived) -> None:
 def start_requested(draft: Draft, event: StartRequested) -> None:
     run = draft.run
     needed = max(updates_needed(run), run.policy.clients_per_round or 1)
-    ready = len(drawable(run))
+    ready = len(drawable_trainers(run))
     if ready < needed:
         raise illegal(
             run,
@@ -200,13 +208,13 @@ def start_requested(draft: Draft, event: StartRequested) -> None:
 
 
 def _go_on(draft: Draft) -> None:
-    """A client became ready: starts a run that starts by itself, opens a round that waited for clients."""
+    """A client became ready: starts the run if it starts by itself, or opens the round that waited for it."""
     run = draft.run
     if waits_for_clients(run):
         open_next(draft, waited=True)
     elif run.status is RunStatus.ENROLLING and run.policy.autostart:
         enough = len(ready_trainers(run)) >= run.policy.min_clients
-        if enough and len(drawable(run)) >= updates_needed(run):
+        if enough and len(drawable_trainers(run)) >= updates_needed(run):
             _start(draft, f"{run.policy.min_clients} trainers are ready")
 
 
@@ -214,7 +222,7 @@ def _start(draft: Draft, why: str) -> None:
     draft.assign_indexes(_missing_indexes(draft.run))
     draft.move_run(RunStatus.RUNNING)
     draft.record("run_started", reason=why, trainers=len(ready_trainers(draft.run)))
-    draft.wake(*present(draft.run, Role.EVALUATOR))
+    draft.wake(*present_clients(draft.run, Role.EVALUATOR))
     open_next(draft)
 
 

@@ -1,4 +1,4 @@
-"""What can happen to a run. Facts only; what follows is decided in ``machine``."""
+"""What can happen to a run. Only facts: what follows from them is decided in ``machine``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClientDeclined:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """By its own wish or because its token was revoked; also how a client confirms the end of a run."""
+    """At its own request or because its token was revoked; also how a client confirms the end of a run."""
 
     client: str
     reason: str
@@ -106,12 +106,12 @@ class FailureReported:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The clock moved; deadlines may be over."""
+    """Time has passed; deadlines may be over."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReturned:
-    """Nobody could deliver for the time that no coordinator was there: it does not count."""
+    """There was no coordinator for this time, so nobody could deliver: it counts for no deadline."""
 
     absence: dt.timedelta
 
@@ -120,7 +120,7 @@ class CoordinatorReturned:
 class AggregationFinished:
     """The new model is in the blob store. ``excluded``: (client, reason) of updates left out of it.
 
-    ``weightless`` is the reason why nobody had weight, if so: the old model was kept.
+    ``weightless``: why no update had weight, if so; the old model was kept.
     """
 
     round: int

@@ -1,7 +1,7 @@
 """(run, event, now) -> (run, effects). See ``docs/architecture.md`` for the picture.
 
-``tables`` has the rules; here every event finds the function that follows from it. What concerns the
-coming and going of clients is in ``enrolling``, what several events have in common in ``rounds``.
+``tables`` has the rules; here every event finds its handler. Those for clients that come and go are in
+``enrolling``, steps that several events share in ``round_steps``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from server.lifecycle.events import (
     UpdateReceived,
 )
 from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
-from server.lifecycle.round_steps import abandon, close_if_done, complete, open_next, present, time_out
+from server.lifecycle.round_steps import (
+    abandon,
+    close_if_done,
+    complete,
+    open_next,
+    present_clients,
+    time_out,
+)
 from server.lifecycle.state import Round, Run
 from server.lifecycle.views import waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
@@ -42,7 +49,7 @@ from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 __all__ = ["Decision", "decide"]
 
 GRACE = dt.timedelta(minutes=1)
-"""What clients have to deliver after an absence; they try again every half of it (``worker.loop``)."""
+"""The least that clients have to deliver after the coordinator was away; they retry every 30 s at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,10 @@ class Decision:
 
 
 def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
-    """What the event makes of the run.
+    """What follows from the event: the run afterwards, and its effects.
 
     Effects come in a fixed order: records as they happened, then an aggregation to start, then one
-    wake-up for all clients concerned. An event that repeats what is known already has none.
+    wake-up for all clients concerned. An event that repeats what is already known has none.
 
     Raises a :class:`shared.problems.Conflict` that names event and state if the event is not
     possible now; the run is then unchanged.
@@ -94,7 +101,7 @@ def _stop_requested(draft: Draft, event: StopRequested) -> None:
     current = draft.run.round
     if current is not None and current.status.is_open:
         abandon(draft, "run stopped")
-    draft.wake(*present(draft.run))
+    draft.wake(*present_clients(draft.run))
 
 
 # -------------------------------------------------------------------- a participant's round
@@ -162,7 +169,7 @@ def _aggregation_finished(draft: Draft, event: AggregationFinished) -> None:
 
 
 def _judge_updates(draft: Draft, event: AggregationFinished) -> None:
-    """Updates end as aggregated or rejected; those of a weightless round that were fit stay uploaded."""
+    """Updates end as aggregated or rejected; the valid ones of a weightless round stay uploaded."""
     excluded = dict(event.excluded)
     uploaded = [p for p in draft.round.participants if p.status is ParticipantStatus.UPLOADED]
     if strangers := sorted(excluded.keys() - {p.client for p in uploaded}):

@@ -1,4 +1,4 @@
-"""The answers to events that are not possible now. Each names the event, the present state, the way out."""
+"""The refusals of events that are not possible now. Each names the event, the state, and what to do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse_unless_allowed(run: Run, event: Event) -> None:
     if run.status.is_terminal and client is not None:
         raise RunOver(
             f"{type(event).__name__} of {client!r} is not possible: run {run.id!r} is {run.status}.",
-            hint="The run takes nothing more; leave it (DELETE of the enrolment).",
+            hint="The run accepts nothing more; leave it (DELETE /runs/{run}/enrolments/me).",
             event=type(event).__name__,
             state=str(run.status),
             allowed=list(events_allowed(run.status)),
@@ -50,7 +50,7 @@ def refuse_unless_allowed(run: Run, event: Event) -> None:
 
 
 def open_participant(run: Run, event: RoundEvent) -> Participant:
-    """The participant that the event is about, where it is to deliver or has failed already.
+    """The participant that the event is about, if it is still to deliver or has already failed.
 
     Raises :class:`UpdateStale`, :class:`NotAParticipant`, :class:`UpdateLate` or
     :class:`UpdateAlreadyReceived`.

@@ -5,22 +5,22 @@ from __future__ import annotations
 from server.lifecycle.draft import Draft
 from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
-from server.lifecycle.views import drawable, next_attempt, unfinished, updates_needed
+from server.lifecycle.views import drawable_trainers, next_attempt, unfinished_participants, updates_needed
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
-__all__ = ["abandon", "close_if_done", "complete", "open_next", "present", "time_out"]
+__all__ = ["abandon", "close_if_done", "complete", "open_next", "present_clients", "time_out"]
 
 
-def present(run: Run, role: Role | None = None) -> list[str]:
+def present_clients(run: Run, role: Role | None = None) -> list[str]:
     """Clients that have neither left nor declined, by name."""
     return sorted(e.client for e in run.enrolments if not e.status.is_gone and role in (None, e.role))
 
 
 def open_next(draft: Draft, *, waited: bool = False) -> None:
-    """Opens the next round, or has the run wait for clients; ``waited``: it did so before."""
+    """Opens the next round, or leaves the run waiting for clients; ``waited``: it was waiting already."""
     run = draft.run
     number, attempt = next_attempt(run)
-    ready = {e.index: e.client for e in drawable(run) if e.index is not None}
+    ready = {e.index: e.client for e in drawable_trainers(run) if e.index is not None}
     if len(ready) < updates_needed(run):
         if not waited:
             draft.record("round_waiting", round=number, ready=len(ready), needed=updates_needed(run))
@@ -50,8 +50,8 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
 
 
 def time_out(draft: Draft) -> None:
-    """Gives up on the participants that did not deliver; they are away until seen again."""
-    for participant in unfinished(draft.round):
+    """Gives up on the participants that did not deliver; they are away until they poll again."""
+    for participant in unfinished_participants(draft.round):
         reason = f"nothing came until the deadline {draft.round.deadline_at.isoformat()}"
         draft.move_participant(participant, ParticipantStatus.TIMED_OUT, reason)
         draft.record_round("participant_timed_out", participant.client, was=str(participant.status))
@@ -60,9 +60,9 @@ def time_out(draft: Draft) -> None:
 
 
 def close_if_done(draft: Draft) -> None:
-    """Closes a collecting round that waits for nobody any more: to be aggregated, or abandoned."""
+    """Closes a collecting round that waits for nobody any more: it is aggregated, or abandoned."""
     current = draft.round
-    if current.status is not RoundStatus.COLLECTING or unfinished(current):
+    if current.status is not RoundStatus.COLLECTING or unfinished_participants(current):
         return
     uploaded = [p for p in current.participants if p.status is ParticipantStatus.UPLOADED]
     if len(uploaded) < updates_needed(draft.run):
@@ -83,25 +83,25 @@ def _shortfall(run: Run, current: Round, uploaded: int) -> str:
 
 
 def complete(draft: Draft) -> None:
-    """The new model is there: ends the run after its last round, opens the next one otherwise."""
+    """The new model is stored: ends the run after its last round, otherwise opens the next one."""
     draft.complete_round()
     aggregated = [p for p in draft.round.participants if p.status is ParticipantStatus.AGGREGATED]
     draft.record_round(
         "round_completed", aggregated=len(aggregated), participants=len(draft.round.participants)
     )
-    draft.wake(*present(draft.run, Role.EVALUATOR))
+    draft.wake(*present_clients(draft.run, Role.EVALUATOR))
     if draft.run.completed_rounds >= draft.run.policy.rounds:
         draft.move_run(RunStatus.COMPLETED)
         draft.record("run_completed", rounds=draft.run.completed_rounds)
-        draft.wake(*present(draft.run))
+        draft.wake(*present_clients(draft.run))
     elif draft.run.status is RunStatus.RUNNING:
         open_next(draft)
 
 
 def abandon(draft: Draft, reason: str) -> None:
-    """Gives the attempt up and draws the round anew; after ``max_attempts`` draws the run pauses.
+    """Gives the attempt up and draws the round again; after ``max_attempts`` draws the run pauses.
 
-    Attempts go on counting over a pause, so that every multiple of ``max_attempts`` uses an allowance up.
+    Attempts are counted on across a pause, so the run pauses again at every multiple of ``max_attempts``.
     """
     draft.move_round(RoundStatus.ABANDONED, reason)
     draft.record_round("round_abandoned", reason=reason)

@@ -1,4 +1,4 @@
-"""What the state machine looks at: a run, its enrolments, its current round. All frozen."""
+"""What the state machine works on: a run, its enrolments, its current round. All frozen."""
 
 from __future__ import annotations
 

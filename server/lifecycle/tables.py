@@ -1,14 +1,14 @@
 """The rules of a run, as tables. The engine obeys them, the picture in ``docs/`` is drawn from them.
 
-Four kinds of state, one inside the other: a *run* has *enrolments* and at most one open *round*; a
-round has *participants*. Every event is about one run and moves some of the four at once.
+Four kinds of state: a *run* has *enrolments* and at most one open *round*; a round has *participants*.
+Every event is about one run, and may move several of the four at once.
 
 1. ``ALLOWED`` says in which run statuses an event is possible at all. What it needs beyond that
    (the round is the current one, the client takes part in it) is checked by the event's handler.
 2. ``*_MOVES`` say which status may follow which, and because of which events. A move that is not in
    its table is a bug of the engine, never of a caller, and stops the transaction.
-3. Statuses without a way out are final: an abandoned round is never mended but drawn anew, as the
-   same number with the next attempt; a completed or stopped run stays so.
+3. Statuses without a way out are final: an abandoned round is never repaired but drawn again, with the
+   same number and the next attempt; a completed or stopped run stays so.
 4. Pausing keeps new rounds from opening; it does not touch the open one. So the two graphs of run
    and round are independent, except that a run that stops abandons its open round.
 5. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a
@@ -55,7 +55,7 @@ __all__ = [
 S = TypeVar("S", bound=StrEnum)
 Causes = tuple[type[Event], ...]
 Moves = Mapping[tuple[S | None, S], Causes]
-"""(before, after) -> the events that can cause it; before None: it comes to be."""
+"""(before, after) -> the events that can cause it; before None: it is created."""
 
 _OPEN: Final = frozenset(status for status in RunStatus if not status.is_terminal)
 _AT_WORK: Final = frozenset({RunStatus.RUNNING, RunStatus.PAUSED})
@@ -64,7 +64,7 @@ _ALWAYS: Final = frozenset(RunStatus)
 ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ClientEnrolled: _OPEN,
     ClientDeclined: _OPEN,
-    ClientLeft: _ALWAYS,  # after the end: how a client confirms that it saw it
+    ClientLeft: _ALWAYS,  # after the end: how a client confirms that it has seen it
     ClientSeen: _ALWAYS,
     DiscrepancyReceived: _OPEN,
     StartRequested: frozenset({RunStatus.ENROLLING}),

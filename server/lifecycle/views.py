@@ -1,4 +1,4 @@
-"""What can be read off a run: who is ready, who owns how much, what the run is waiting for."""
+"""What can be read from a run: who is ready, who has how much data, what the run is waiting for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from server.lifecycle.state import Enrolment, Participant, Round, Run
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = [
-    "drawable",
+    "drawable_trainers",
     "next_attempt",
     "ready_trainers",
     "relative_sizes",
-    "unfinished",
+    "unfinished_participants",
     "updates_needed",
     "waiting_for",
     "waits_for_clients",
@@ -31,12 +31,12 @@ def ready_trainers(run: Run) -> tuple[Enrolment, ...]:
     return tuple(e for e in run.enrolments if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY)
 
 
-def drawable(run: Run) -> tuple[Enrolment, ...]:
-    """Ready trainers that have examples: those a round can invite."""
+def drawable_trainers(run: Run) -> tuple[Enrolment, ...]:
+    """Ready trainers with examples: those that a round can invite."""
     return tuple(e for e in ready_trainers(run) if e.examples > 0)
 
 
-def unfinished(current: Round) -> tuple[Participant, ...]:
+def unfinished_participants(current: Round) -> tuple[Participant, ...]:
     """Participants that may still deliver, in index order."""
     return tuple(p for p in current.participants if p.status.is_awaited)
 
@@ -89,9 +89,8 @@ def _enrolling(run: Run) -> str:
         return f"{_are(ready, 'trainer')} ready; the run waits to be started{more}"
     wanted = run.policy.min_clients
     if ready >= wanted:
-        return (
-            f"{_are(len(drawable(run)), 'trainer')} ready with examples, {updates_needed(run)} needed{more}"
-        )
+        with_examples = _are(len(drawable_trainers(run)), "trainer")
+        return f"{with_examples} ready with examples, {updates_needed(run)} needed{more}"
     return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
 
 
@@ -100,7 +99,7 @@ def _open_round(current: Round, now: dt.datetime) -> str:
     if current.status is RoundStatus.AGGREGATING:
         uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
         return prefix + f"{_are(uploaded, 'update')} being aggregated"
-    names = _listed([p.client for p in unfinished(current)])
+    names = _listed([p.client for p in unfinished_participants(current)])
     return prefix + f"waiting for {names} until {_clock(current.deadline_at, now)}"
 
 
@@ -111,7 +110,8 @@ def _clients(run: Run) -> str:
     more = (f"; away: {_listed(away)}" if away else "") + (
         f"; no discrepancy yet: {_listed(late)}" if late else ""
     )
-    return f"round {number}: {_are(len(drawable(run)), 'trainer')} ready, {updates_needed(run)} needed{more}"
+    trainers = _are(len(drawable_trainers(run)), "trainer")
+    return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
 
 
 def _paused(run: Run, now: dt.datetime) -> str:

@@ -35,7 +35,7 @@ class Aggregation:
     telemetry: Telemetry
     hold: float
 
-    def of(self, run: str, number: int, attempt: int) -> tuple[AggregationFinished, AggregationFacts]:
+    def compute(self, run: str, number: int, attempt: int) -> tuple[AggregationFinished, AggregationFacts]:
         """What to commit for this attempt; all blobs it names are in the store already.
 
         Raises:
@@ -44,7 +44,7 @@ class Aggregation:
         """
         started = time.perf_counter()
         given = self.store.aggregation_input(run, number, attempt)
-        intact, broken = self._sorted_out(given.updates)
+        intact, broken = self._separate_damaged(given.updates)
         with self.blobs.workspace() as folder:
             closed = close_stored(given, intact, self.blobs.path, folder)
             facts = self._facts(closed)
@@ -56,7 +56,7 @@ class Aggregation:
         event = AggregationFinished(number, attempt, tuple(excluded.items()), closed.weightless)
         return event, facts
 
-    def _sorted_out(self, updates: Sequence[Update]) -> tuple[list[Update], dict[str, str]]:
+    def _separate_damaged(self, updates: Sequence[Update]) -> tuple[list[Update], dict[str, str]]:
         """Updates whose stored bytes are still what the client sent, and the others with the reason."""
         intact, broken = [], {}
         for update in updates:
@@ -78,10 +78,10 @@ class Aggregation:
             broadcast=broadcast,
             private=private,
             ledger=closed.rows,
-            blobs=self._adopted(files),
+            blobs=self._adopt(files),
         )
 
-    def _adopted(self, files: Iterable[Written | None]) -> dict[str, int]:
+    def _adopt(self, files: Iterable[Written | None]) -> dict[str, int]:
         """The sizes of the result files by digest, each of them in the blob store now."""
         sizes: dict[str, int] = {}
         for written in files:

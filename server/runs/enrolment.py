@@ -83,7 +83,7 @@ class Enrolments:
 
     def leave(self, run: str, client: str) -> None:
         """After the run's end: how a client confirms that it saw it."""
-        self.runner.commit(run, ClientLeft(client, "left by its own wish"), actor=client)
+        self.runner.commit(run, ClientLeft(client, "left at its own request"), actor=client)
 
     def revoke(self, client: str, actor: str) -> None:
         """Revoke the client's token; it leaves every open run in the same transaction."""

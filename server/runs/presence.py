@@ -1,4 +1,4 @@
-"""When clients were last seen: gathered in memory, written in one transaction every few seconds."""
+"""When clients were last seen: collected in memory, written in one transaction every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.problems import ServiceFault
 __all__ = ["Presence"]
 
 FLUSH_SECONDS = 5.0
-LOOK_EVERY = dt.timedelta(seconds=5)
+CHECK_EVERY = dt.timedelta(seconds=5)
 _LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
 log = logging.getLogger("feddisco")
 
@@ -27,20 +27,20 @@ class Presence:
         self._threads = threads
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
-        self._looked: dict[str, dt.datetime] = {}
+        self._checked: dict[str, dt.datetime] = {}
 
     def note(self, client: str) -> bool:
-        """The client is here. Whether to look if it counts as away in some run: at most every few seconds."""
+        """The client polls. Whether to check, once in a few seconds, if it counts as away in some run."""
         now = self._clock()
         self._seen[client] = now
-        if now - self._looked.get(client, _LONG_AGO) < LOOK_EVERY:
+        if now - self._checked.get(client, _LONG_AGO) < CHECK_EVERY:
             return False
-        self._looked[client] = now
+        self._checked[client] = now
         return True
 
     def forget(self, client: str) -> None:
-        """Look again at its next poll: it was told that it is too late."""
-        self._looked.pop(client, None)
+        """Check its enrolments again at its next poll: it was told that it is too late."""
+        self._checked.pop(client, None)
 
     def flush(self) -> None:
         seen, self._seen = self._seen, {}

@@ -241,7 +241,7 @@ class Runner:
         hold = self._settings.hold_aggregation_seconds
         try:
             work = Aggregation(self._store, self._blobs, self._integrity, self._telemetry, hold)
-            return work.of(run, number, attempt)
+            return work.compute(run, number, attempt)
         except ServiceFault:
             raise  # nothing is wrong with the round: it stays AGGREGATING, and the sweep finds it again
         except Exception as error:

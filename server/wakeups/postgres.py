@@ -1,7 +1,7 @@
 """LISTEN/NOTIFY: coordinator processes on one PostgreSQL wake each other's clients at once.
 
-A lost connection costs nothing but speed: it is opened again, everybody is woken once, and long polls
-look again by themselves every few seconds when a relay is in use.
+A lost connection costs only time: it is opened again, everybody is woken once, and with a relay in
+use long polls also look again by themselves every few seconds.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ class PostgresRelay:
         try:
             self._outgoing.put_nowait(payload)
         except asyncio.QueueFull:
-            log.warning("other coordinators are not told of a change: the database has not answered for long")
+            log.warning(
+                "the database has not answered for a while: other coordinators are not told of a change"
+            )
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._forever(self._listen))
-            tasks.create_task(self._forever(self._notify))
+            tasks.create_task(self._run_forever(self._listen))
+            tasks.create_task(self._run_forever(self._notify))
 
-    async def _forever(self, work: Any) -> None:
+    async def _run_forever(self, work: Any) -> None:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:

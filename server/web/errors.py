@@ -1,4 +1,4 @@
-"""One place that turns every refusal and every fault into ``application/problem+json`` (RFC 9457)."""
+"""The one place that turns every refusal and fault into ``application/problem+json`` (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared.problems import (
     UnsupportedMediaType,
 )
 
-__all__ = ["MEDIA_TYPE", "install", "invalid", "render"]
+__all__ = ["MEDIA_TYPE", "describe_invalid", "install", "render"]
 
 MEDIA_TYPE = "application/problem+json"
 SECRET, HIDDEN = "token", "(not shown)"
@@ -37,7 +37,7 @@ log = logging.getLogger("feddisco.errors")
 
 
 def render(problem: Problem, *, browser: bool = False) -> Response:
-    """The answer to a problem. ``browser``: 401 asks for the password dialogue too."""
+    """The answer to a problem. ``browser``: a 401 also makes the browser ask for a password."""
     headers: dict[str, str] = {}
     if isinstance(problem, Unauthorised):
         headers["WWW-Authenticate"] = 'Basic realm="FedDisco", charset="UTF-8"' if browser else "Bearer"
@@ -48,13 +48,13 @@ def render(problem: Problem, *, browser: bool = False) -> Response:
     return JSONResponse(problem.as_json(), problem.status, headers, media_type=MEDIA_TYPE)
 
 
-def invalid(errors: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's errors in one sentence with field and value, and as a list for programs."""
+def describe_invalid(errors: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's errors as one sentence with field and value, and as a list for programs."""
     found = [
         {
             "field": ".".join(map(str, error["loc"])),
             "message": error["msg"],
-            "received": HIDDEN if SECRET in error["loc"] else _shown(error.get("input")),
+            "received": HIDDEN if SECRET in error["loc"] else _shorten(error.get("input")),
         }
         for error in errors
     ]
@@ -64,13 +64,13 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
     return InvalidRequest(detail, hint="See /docs for what the call takes.", errors=found[:50])
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr({**value, SECRET: HIDDEN} if isinstance(value, dict) and SECRET in value else value)
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates have no UTF-8 form
 
 
-def _of_http(request: Request, error: HTTPException) -> Problem:
+def _translate_http(request: Request, error: HTTPException) -> Problem:
     where = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
@@ -95,7 +95,7 @@ def install(
     wants_dialogue: Callable[[Request], bool],
     page: Callable[[Request, Problem, Response], Response | None],
 ) -> None:
-    """Register the handlers. ``count`` is told each problem's code; ``page`` may make one of it."""
+    """Register the handlers. ``count`` is called with each code; ``page`` may answer with a page instead."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
@@ -105,14 +105,14 @@ def install(
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = await on_problem(request, _of_http(request, error))
+        answer = await on_problem(request, _translate_http(request, error))
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
         return answer
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return await on_problem(request, invalid(error.errors()))
+        return await on_problem(request, describe_invalid(error.errors()))
 
     async def on_fault(request: Request, error: Exception) -> Response:
         reference = secrets.token_hex(4)

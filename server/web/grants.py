@@ -13,9 +13,9 @@ GRANT_SECONDS = 10.0
 class DownloadGrants:
     """The blobs of each client's newest assignment.
 
-    It only spares a query: whoever has no grant is looked up in the database. A revoked client is refused
-    before this is asked; one that has left may go on fetching for :data:`GRANT_SECONDS`. All methods run on
-    the event loop.
+    It only saves a query: a client without a grant is looked up in the database. A revoked client is
+    refused before this is asked; one that has left may go on downloading for :data:`GRANT_SECONDS`. All
+    methods run on the event loop.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,6 @@
 """What surrounds every request: security headers, and a limit for bodies that are held in memory.
 
-Plain ASGI: it costs next to nothing and never comes between a request and its stream.
+Plain ASGI: it costs almost nothing and never buffers a stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOO_LARGE = 413
 
 
 class SecurityHeaders:
-    """Pages may load what comes from here and nothing else, and be framed by nobody."""
+    """Pages may load only what this server sends, and nobody may put them into a frame."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -35,7 +35,7 @@ class SecurityHeaders:
 
 
 class BodyLimit:
-    """No body over ``max_bytes``, announced or not, except of uploads: streams with limits of their own.
+    """Refuses bodies over ``max_bytes``, announced or not. Uploads are streams with limits of their own.
 
     (Starlette's own limit answers with plain text, whatever the application says.)
     """

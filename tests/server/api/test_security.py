@@ -11,7 +11,7 @@ import pytest
 
 from server.database.session import make_engine
 from server.settings import Settings, unknown_variables
-from server.web.errors import invalid
+from server.web.errors import describe_invalid
 from server.web.security import (
     Guard,
     KnownClient,
@@ -171,7 +171,7 @@ def test_a_token_that_is_not_random_bits_is_refused_and_not_repeated(at: Live, b
     answer = at.http(JOIN).post("/clients", json=body)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.token")
     assert "easily-guessed" not in answer.text
-    missing = invalid([{"loc": ("body", "name"), "msg": "Field required", "input": body}])
+    missing = describe_invalid([{"loc": ("body", "name"), "msg": "Field required", "input": body}])
     assert "easily-guessed" not in str(missing.as_json())
 
 

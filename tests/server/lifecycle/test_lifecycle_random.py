@@ -30,7 +30,7 @@ from server.lifecycle.events import (
 )
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Enrolment, Round, Run
-from server.lifecycle.views import drawable, relative_sizes, waiting_for
+from server.lifecycle.views import drawable_trainers, relative_sizes, waiting_for
 from shared.problems import Conflict
 from shared.schemas import Role
 from tests.helpers.lifecycle_story import NOW, collecting, new_run, play, trainer
@@ -171,7 +171,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_running_run_works_or_waits_for_clients(self) -> None:
         run = self.run
         if run.status == "running" and not is_open(run.round):
-            assert len(drawable(run)) < run.policy.quorum
+            assert len(drawable_trainers(run)) < run.policy.quorum
         if run.status == "enrolling":
             assert run.round is None
         if run.status in ("completed", "stopped"):
