@@ -46,11 +46,11 @@ def guard(clients: Clients, now: list[float] | None = None, viewer: str | None =
 
 def test_missing_wrong_and_revoked_are_told_apart() -> None:
     found = guard(Clients(anna=False, otto=True))
-    assert asyncio.run(found.client("anna")) == "anna"
+    assert asyncio.run(found.require_client("anna")) == "anna"
     with pytest.raises(RevokedToken, match="otto"):
-        asyncio.run(found.client("otto"))
+        asyncio.run(found.require_client("otto"))
     with pytest.raises(WrongToken):
-        asyncio.run(found.client("nobody"))
+        asyncio.run(found.require_client("nobody"))
     for header in (None, "", "Bearer", "Bearer  ", "Basic abc", ADMIN):
         with pytest.raises(MissingToken):
             read_bearer(header)
@@ -59,35 +59,35 @@ def test_missing_wrong_and_revoked_are_told_apart() -> None:
 
 def test_a_client_is_not_the_admin() -> None:
     found = guard(Clients(anna=False))
-    assert asyncio.run(found.admin(ADMIN)) == "admin"
+    assert asyncio.run(found.require_admin(ADMIN)) == "admin"
     with pytest.raises(Forbidden, match="anna"):
-        asyncio.run(found.admin("anna"))
+        asyncio.run(found.require_admin("anna"))
     with pytest.raises(WrongToken):
-        asyncio.run(found.admin("nobody"))
+        asyncio.run(found.require_admin("nobody"))
 
 
 def test_answers_are_remembered_for_a_moment_and_forgotten_at_once() -> None:
     now, clients = [0.0], Clients(anna=False)
     found = guard(clients, now)
     for _ in range(5):
-        asyncio.run(found.client("anna"))
+        asyncio.run(found.require_client("anna"))
     assert clients.asked == 1
     now[0] = 2.5
-    asyncio.run(found.client("anna"))
+    asyncio.run(found.require_client("anna"))
     assert clients.asked == 2
     clients.rows[hash_token("anna")] = KnownClient("anna", True)
     found.forget("anna")
     with pytest.raises(RevokedToken):
-        asyncio.run(found.client("anna"))
+        asyncio.run(found.require_client("anna"))
 
 
 def test_a_refusal_is_not_remembered() -> None:
     clients = Clients()
     found = guard(clients)
     with pytest.raises(WrongToken):
-        asyncio.run(found.client("late"))
+        asyncio.run(found.require_client("late"))
     clients.rows[hash_token("late")] = KnownClient("late", False)
-    assert asyncio.run(found.client("late")) == "late"
+    assert asyncio.run(found.require_client("late")) == "late"
 
 
 def test_a_viewers_password() -> None:

@@ -130,7 +130,7 @@ def test_an_index_stays_with_its_client_even_after_it_left() -> None:
         decide(run, trainer("b", index=2), NOW)
     assert refusal.value.extra["lowest_free"] == 0
     assert indexes(play(run, trainer("a", 99)).run) == {"a": 2}
-    with pytest.raises(AlreadyEnrolled, match="comes back does so as trainer 2"):
+    with pytest.raises(AlreadyEnrolled, match="returns does so as trainer 2"):
         decide(run, trainer("a", index=3), NOW)
     with pytest.raises(AlreadyEnrolled):
         decide(run, evaluator("a"), NOW)
@@ -238,7 +238,7 @@ def test_discrepancies_nobody_asked_for_are_refused(client: str) -> None:
     ).run
     with pytest.raises(IllegalTransition, match=client):
         decide(run, DiscrepancyReceived(client), NOW)
-    with pytest.raises(IllegalTransition, match="asks 'a' for no discrepancy"):
+    with pytest.raises(IllegalTransition, match="does not ask 'a' for a discrepancy"):
         decide(enrolled("a"), DiscrepancyReceived("a"), NOW)
 
 
