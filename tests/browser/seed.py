@@ -48,7 +48,7 @@ FIRST_MOMENT = dt.datetime(2026, 11, 28, 12, 0, 0, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
-class Site:
+class SeedTrainer:
     """A trainer: its size and raw discrepancy, the two numbers that a coordinator knows of it."""
 
     name: str
@@ -58,12 +58,12 @@ class Site:
 
 
 SITES = (
-    Site("clinic-c", 412, 0.31, "cuda: NVIDIA H100"),
-    Site("gothenburg", 120, 1.42),
-    Site("karolinska", 310, 0.55, "mps"),
-    Site("leiden", 88, 1.90),
-    Site("st-thomas", 205, 0.78, "cuda: RTX A4000"),
-    Site("vall-dhebron", 302, 0.12),
+    SeedTrainer("clinic-c", 412, 0.31, "cuda: NVIDIA H100"),
+    SeedTrainer("gothenburg", 120, 1.42),
+    SeedTrainer("karolinska", 310, 0.55, "mps"),
+    SeedTrainer("leiden", 88, 1.90),
+    SeedTrainer("st-thomas", 205, 0.78, "cuda: RTX A4000"),
+    SeedTrainer("vall-dhebron", 302, 0.12),
 )
 
 MANIFEST = (
@@ -103,7 +103,7 @@ class Course:
     store: Store
     config: RunConfig
     now: dt.datetime = FIRST_MOMENT
-    sites: tuple[Site, ...] = SITES
+    sites: tuple[SeedTrainer, ...] = SITES
     classes: tuple[str, ...] = DIGITS
     completed: int = 0
     attempt: int = 1

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from shared.config import RunConfig
 from shared.schemas import InitialBlob, RunRequest, RunStatus, TensorSpec
-from tests.helpers.live_coordinator import CLASSES, MANIFEST, TASK, Site, file_of, sha256, tensors
+from tests.helpers.live_coordinator import CLASSES, MANIFEST, TASK, ManualClient, file_of, sha256, tensors
 from tests.helpers.processes import Deployment, deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
@@ -48,13 +48,13 @@ def coordinator(tmp_path: Path) -> Iterator[Deployment]:
         yield made
 
 
-def site(at: Deployment, name: str) -> Site:
+def site(at: Deployment, name: str) -> ManualClient:
     """A registered client by hand, enrolled in the run."""
     url = f"{at.urls['coordinator']}/api/v1"
     join = {"Authorization": f"Bearer {at.processes.environment['FEDDISCO_JOIN_TOKEN']}"}
     answer = httpx.post(f"{url}/clients", json={"name": name}, headers=join)
     token = {"Authorization": f"Bearer {answer.json()['token']}"}
-    made = Site(httpx.Client(base_url=url, headers=token, timeout=30), name)
+    made = ManualClient(httpx.Client(base_url=url, headers=token, timeout=30), name)
     assert made.enrol("demo", 10).status_code == 200
     return made
 

@@ -57,7 +57,7 @@ def upload_headers(body: bytes, **more: str) -> dict[str, str]:
 
 
 @dataclass
-class Site:
+class ManualClient:
     """One client, by hand."""
 
     http: httpx.Client
@@ -110,11 +110,11 @@ class Live:
         self._open.append(made)
         return made
 
-    def site(self, name: str) -> Site:
+    def site(self, name: str) -> ManualClient:
         """A newly registered client."""
         answer = self.http(JOIN).post("/clients", json={"name": name, "version": "test"})
         assert answer.status_code == 201, answer.text
-        return Site(self.http(answer.json()["token"]), name)
+        return ManualClient(self.http(answer.json()["token"]), name)
 
     def create(self, name: str = "demo", value: float = 0.0, **config: Any) -> dict[str, Any]:
         """A run of three tensors that all begin with ``value``."""
@@ -200,7 +200,9 @@ def process(folder: Path, database_url: str, **settings: Any) -> subprocess.Pope
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
-def enrolled(at: Live, sizes: Sequence[int], discrepancies: Sequence[float] | None = None) -> list[Site]:
+def enrolled(
+    at: Live, sizes: Sequence[int], discrepancies: Sequence[float] | None = None
+) -> list[ManualClient]:
     """Clients ``site-0``, ``site-1`` ... in the run "demo", ready to train."""
     sites = [at.site(f"site-{index}") for index in range(len(sizes))]
     for index, (site, size) in enumerate(zip(sites, sizes, strict=True)):

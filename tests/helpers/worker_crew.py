@@ -14,7 +14,7 @@ import httpx
 
 from feddisco.admin import AdminClient, make_run_request
 from shared.config import RunConfig
-from tests.helpers.live_coordinator import ADMIN, JOIN, Live, Site
+from tests.helpers.live_coordinator import ADMIN, JOIN, Live, ManualClient
 from worker.main import run
 from worker.settings import WorkerSettings
 from worker.state import StoredCredential, write_credential
@@ -87,7 +87,7 @@ def worker(at: Live, folder: Path, name: str, **more: Any) -> Member:
     return Member(settings(at, folder, name, **more), transport).start()
 
 
-def keep(at: Live, folder: Path, site: Site) -> None:
+def keep(at: Live, folder: Path, site: ManualClient) -> None:
     """A state folder as a worker that was this client has left it."""
     token = site.http.headers["Authorization"].removeprefix("Bearer ")
     (folder / site.name).mkdir()

@@ -17,7 +17,7 @@ from server.app import utc_now
 from tests.helpers.live_coordinator import (
     ADMIN,
     Live,
-    Site,
+    ManualClient,
     content_digest,
     enrolled,
     file_of,
@@ -214,7 +214,7 @@ def test_after_the_deadline(database_url: str, tmp_path: Path) -> None:
         assert enrolment(at, slow)["status"] == "ready", "it asked for work again"
 
 
-def enrolment(at: Live, site: Site) -> dict[str, Any]:
+def enrolment(at: Live, site: ManualClient) -> dict[str, Any]:
     found: dict[str, Any] = next(row for row in at.run()["enrolments"] if row["client"] == site.name)
     return found
 
@@ -227,7 +227,7 @@ def test_nobody_uploads_for_another(at: Live) -> None:
         ("x" * 43, 401, "wrong-token"),
         (ADMIN, 401, "wrong-token"),
     ):
-        forged = Site(at.http(token), "forged").upload("demo", 1, body)
+        forged = ManualClient(at.http(token), "forged").upload("demo", 1, body)
         assert (forged.status_code, forged.json()["code"]) == (status, code)
         assert forged.headers["www-authenticate"].startswith("Bearer")
     assert site.upload("nowhere", 1, body).json()["code"] == "not-found"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.live_coordinator import Live, Site, enrolled, file_of, live
+from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
 
 AT_ONCE = 1.0  # seconds; the design's target for the next assignment
 
@@ -24,7 +24,7 @@ def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
 class Poll:
     """A long poll on a thread of its own, with the time of its answer."""
 
-    def __init__(self, at: Live, site: Site, wait: float) -> None:
+    def __init__(self, at: Live, site: ManualClient, wait: float) -> None:
         self.answer: Any = None
         self.answered = 0.0
         self._before = at.coordinator.hub.waiting_polls
@@ -33,7 +33,7 @@ class Poll:
         at.wait_for(lambda: at.coordinator.hub.waiting_polls > self._before)
         time.sleep(0.1)  # its query is over, it sleeps
 
-    def _run(self, site: Site, wait: float) -> None:
+    def _run(self, site: ManualClient, wait: float) -> None:
         self.answer = site.http.get("/work", params={"wait": wait}, timeout=wait + 10)
         self.answered = time.monotonic()
 
@@ -110,7 +110,9 @@ def test_two_coordinators_on_one_database_wake_each_others_clients(postgres: Any
         with live(url, data) as one, live(url, data) as two:
             one.wait_for(lambda: one.coordinator.hub.relay is not None)
             site = one.site("site-0")
-            elsewhere = Site(two.http(site.http.headers["Authorization"].removeprefix("Bearer ")), site.name)
+            elsewhere = ManualClient(
+                two.http(site.http.headers["Authorization"].removeprefix("Bearer ")), site.name
+            )
             time.sleep(0.5)  # both listen
             poll = Poll(two, elsewhere, wait=20)
             one.create()

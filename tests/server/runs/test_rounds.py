@@ -16,7 +16,7 @@ from server.database.migrations import upgrade
 from server.database.step.facts import UpdateFacts
 from server.lifecycle.events import UpdateReceived
 from server.runs.runner import ORPHANED_AFTER
-from tests.helpers.live_coordinator import Live, Site, enrolled, file_of, live, process, sha256
+from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live, process, sha256
 
 MEAN = sha256(file_of(2.0))  # of 1 and 3, equally weighted
 
@@ -114,7 +114,7 @@ def test_a_deadline_over_which_no_coordinator_was_there(database_url: str, tmp_p
         assert at.run()["current_round"]["status"] == "collecting"
         (moved,) = [event for event in at.events() if event["kind"] == "deadline_moved"]
         assert 7200 <= moved["detail"]["absence_seconds"] < 7300
-        assert Site(at.http(token), "ben").upload("demo", 1, file_of(3.0)).status_code == 200
+        assert ManualClient(at.http(token), "ben").upload("demo", 1, file_of(3.0)).status_code == 200
         at.wait_for(lambda: at.run()["status"] == "completed")
         assert at.run()["model"] == MEAN, "what it would have been"
 
