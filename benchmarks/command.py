@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feddisco.demo import raise_on_signals
+from shared.versions import describe_machine, find_versions
 
 __all__ = ["Failed", "machine", "parse", "print_result"]
 
@@ -46,10 +46,5 @@ def print_result(measure: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What a number depends on: cores that may be used, load of the last minute, versions."""
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "load": round(os.getloadavg()[0], 1),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
+    """What a number depends on: processor, cores that may be used, load of the last minute, versions."""
+    return describe_machine() | {"load": round(os.getloadavg()[0], 1)} | find_versions()

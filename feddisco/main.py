@@ -80,9 +80,9 @@ def _coordinator_settings(flags: Mapping[str, Any]) -> Settings:
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
+    from shared.versions import VERSION
 
-    typer.echo(f"feddisco {installed('feddisco')}")
+    typer.echo(f"feddisco {VERSION}")
 
 
 # ---------------------------------------------------------------- processes

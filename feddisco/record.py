@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from feddisco.admin import AdminClient
 from shared.schemas import RoundStatus, RoundView
+from shared.versions import describe_machine, find_versions
 
 __all__ = ["write_record"]
 
@@ -26,9 +24,8 @@ def write_record(client: AdminClient, run: str, path: Path) -> None:
         "run": run,
         "status": view.status.value,
         "config": view.config.model_dump(mode="json"),
-        "versions": {name: version(name) for name in ("feddisco", "torch", "numpy")}
-        | {"python": platform.python_version()},
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
+        "versions": find_versions("torch", "numpy"),
+        "machine": describe_machine(),
         "model": view.model,
         "rounds": [_describe_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
     }

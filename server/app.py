@@ -30,12 +30,12 @@ from server.runs.presence import Presence
 from server.runs.runner import ACTOR, Runner
 from server.settings import Settings
 from server.threads import Threads
-from server.version import VERSION
 from server.wakeups.hub import Hub
 from server.web import errors
 from server.web.middleware import BodyLimit, SecurityHeaders
 from server.web.security import Guard, KnownClient, hash_token, load_admin_token
 from shared.problems import Problem
+from shared.versions import VERSION
 
 __all__ = ["create_app", "make_coordinator", "utc_now"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from shared.config import RunConfig
 from shared.device import describe
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
-from shared.processor import model_name, vector_flags
+from shared.versions import describe_machine, find_versions
 from simulation.engines import ROUNDING, EngineName
 
 __all__ = ["Results", "check_same", "checkpoint_of", "commit", "header", "same_results", "versions"]
@@ -29,7 +26,7 @@ SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_update
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PACKAGES = ("feddisco", "torch", "torchvision", "numpy", "safetensors")
+PACKAGES = ("torch", "torchvision", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,9 @@ def header(config: RunConfig, engine: EngineName, device: torch.device) -> dict[
     return {
         "kind": "run",
         "config": config.model_dump(mode="json"),
-        "versions": versions() | {"python": platform.python_version()},
-        "machine": {
-            "processor": f"{platform.machine()}, {model_name()}",
-            "vectors": vector_flags(),
-            "cores": os.cpu_count(),
+        "versions": versions(),
+        "machine": describe_machine()
+        | {
             "threads": torch.get_num_threads(),
             "engine": engine,
             "kernels": "native" if engine == "native" else "torch",
@@ -94,7 +89,7 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """The installed versions of what a result depends on."""
-    return {name: version(name) for name in PACKAGES}
+    return find_versions(*PACKAGES)
 
 
 def same_results(one: RunConfig, other: RunConfig) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from shared.problems import InvalidConfiguration
 from shared.schemas import PROTOCOL, Registration
+from shared.versions import VERSION
 from worker.client import CoordinatorClient, load_trust
 from worker.loop import Backoff, Refused, Worker
 from worker.progress import Reporter
@@ -92,7 +93,7 @@ def _obtain_credential(
             hint="Ask the coordinator's operator for one; set FEDDISCO_JOIN_TOKEN or pass --join-token-file.",
         )
     token = prepare_token(folder, url, settings.name)
-    registration = Registration(name=settings.name, protocol=PROTOCOL, version=_read_version(), token=token)
+    registration = Registration(name=settings.name, protocol=PROTOCOL, version=VERSION, token=token)
     given = backoff.retry(lambda: coordinator.register(join_code, registration), registering=True)
     credential = StoredCredential(url=url, client=given.client, token=given.token)
     write_credential(folder, credential)
@@ -126,13 +127,3 @@ def _make_worker(
         backoff=backoff,
         reporter=reporter,
     )
-
-
-def _read_version() -> str:
-    """This program's version, for the registration."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("feddisco")
-    except PackageNotFoundError:
-        return "source"

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Path, Request
 from server.api.dependencies import Admin, Coordinator
 from server.api.documents import ClientId
 from server.runs.enrolment import check_protocol
-from server.version import VERSION
 from server.web.security import hash_token, make_token, read_bearer
 from shared.schemas import (
     ClientView,
@@ -20,6 +19,7 @@ from shared.schemas import (
     JoinTokenView,
     Registration,
 )
+from shared.versions import VERSION
 
 router = APIRouter(tags=["clients"])
 TokenId = Annotated[int, Path(ge=1, le=2**53)]

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from server.api.dependencies import Coordinator, Viewer
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
-from server.version import VERSION
 from shared.problems import Problem
 from shared.schemas import Health
+from shared.versions import VERSION
 
 router = APIRouter(tags=["operations"])
 

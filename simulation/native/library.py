@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from shared.problems import InvalidConfiguration
+from shared.versions import processor_flags
 
 __all__ = ["Shape", "Texts", "library"]
 
@@ -82,17 +83,8 @@ def _compiler() -> str:
 def _fingerprint() -> str:
     """Of the source and the processor: a home directory may be shared by unlike machines."""
     told = hashlib.sha256(b"\0".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
-    told.update("\0".join((*FLAGS, platform.machine(), *_processor())).encode())
+    told.update("\0".join((*FLAGS, platform.machine(), *processor_flags())).encode())
     return told.hexdigest()[:16]
-
-
-def _processor() -> list[str]:
-    """What the processor can do, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return [platform.processor()]
-    return [line for line in lines if line.startswith(("flags", "Features"))][:1]
 
 
 def _build(target: Path) -> None:

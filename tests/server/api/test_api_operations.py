@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.api.uploads import MEDIA_TYPES
-from server.version import VERSION
+from shared.versions import VERSION
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 
