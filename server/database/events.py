@@ -65,8 +65,8 @@ def add_events(
     """Appends; call it last in a transaction, because ids become visible in order (``lock_events``)."""
     if not rows:
         return
-    undeclared = {row["kind"] for row in rows} - KINDS
-    assert not undeclared, f"not among KINDS, so not in docs/events.md: {sorted(undeclared)}"
+    if undeclared := {row["kind"] for row in rows} - KINDS:
+        raise RuntimeError(f"not among KINDS, so not in docs/events.md: {sorted(undeclared)}")
     connection.lock_events()
     common = {"at": now, "actor": actor}
     connection.execute(
