@@ -12,7 +12,6 @@ from server.database.store import Store
 from server.lifecycle.events import ClientDeclined, ClientEnrolled, ClientLeft, DiscrepancyReceived
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
-from server.version import VERSION
 from shared.problems import ClassContractMismatch, Conflict, IncompatibleVersion
 from shared.schemas import (
     PROTOCOL,
@@ -21,6 +20,7 @@ from shared.schemas import (
     EnrolmentRequest,
     Registration,
 )
+from shared.versions import VERSION
 
 __all__ = ["Enrolments", "check_contract", "check_protocol"]
 
