@@ -31,6 +31,8 @@ class Round:
     per_category: tuple[float, ...]
     per_client: tuple[float, ...]
     validation_accuracy: float | None = None
+    participants: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,4 +142,6 @@ def _round(line: dict[str, Any]) -> Round:
         tuple(line["per_category"]),
         tuple(line.get("per_client", ())),
         line.get("validation_accuracy"),
+        tuple(line.get("participants", ())),
+        tuple(line.get("weights", ())),
     )

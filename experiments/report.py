@@ -8,6 +8,7 @@ from typing import get_args
 
 from experiments import statistics
 from experiments.evidence import Evidence, Gain, Verdict, measured
+from experiments.mixture import Mixture, is_mixed, mixture
 from experiments.plan import Cell
 from experiments.records import Curve
 from experiments.statistics import Spread
@@ -111,8 +112,8 @@ def _setting(evidence: Evidence, setting: str) -> list[str]:
         lines = [_row(evidence, cell) for cell in ran]
         shown = [*table_rows(_header(evidence.table), lines), ""] if ran else []
         missing = [cell for cell in rows if cell not in ran]
-        gains = _gains(evidence, setting)
-        return [*shown, *_choice(evidence), *gains, *_not_run(evidence.table, setting, missing)]
+        after = [*_gains(evidence, setting), *_mixtures(evidence, ran)]
+        return [*shown, *_choice(evidence), *after, *_not_run(evidence.table, setting, missing)]
     parts: list[str] = []
     for method in evidence.table.methods:
         parts += [
@@ -302,6 +303,35 @@ def published_gain(table: Table, gain: Gain) -> str:
 
 def _verdict(gain: Gain) -> str:
     return f"as {methods()[gain.same_as].title}, the same run" if gain.same_as else gain.verdict
+
+
+def _mixtures(evidence: Evidence, ran: Sequence[Cell]) -> list[str]:
+    """With partial participation: what a round's accuracy goes with."""
+    rows = []
+    for cell in ran:
+        found = [mixture(curve) for curve in evidence.curves[cell].values() if is_mixed(curve)]
+        if found:
+            names = [methods()[cell.method].title, _weighting(cell, evidence.table)]
+            rows.append([*names, *_mixture_numbers(found), str(len(found))])
+    if not rows:
+        return []
+    header = ["method", "weighting", "KL", "points per nat", "r with KL", "r with unbiased clients", "seeds"]
+    return [
+        "What a round's accuracy goes with, rounds from 21 on, means over seeds: KL is the divergence of the "
+        "round's mix of classes, sum of p_k D_k, from uniform; r are correlations over rounds:",
+        "",
+        *table_rows(header, rows),
+        "",
+    ]
+
+
+def _mixture_numbers(found: Sequence[Mixture]) -> list[str]:
+    """Means over seeds."""
+    pairs = [(m.divergence, m.slope, m.with_divergence, m.with_unbiased) for m in found]
+    kl, slope, r, unbiased = (
+        statistics.mean_and_deviation(values).mean for values in zip(*pairs, strict=True)
+    )
+    return [f"{kl:.3f}", f"{slope:.0f}", f"{r:+.2f}", f"{unbiased:+.2f}"]
 
 
 def _grid(evidence: Evidence, setting: str, method: str) -> list[str]:
