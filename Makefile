@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-compose test-chaos lint format bench lock clean
+.PHONY: help env demo test test-fast test-compose test-chaos coverage lint format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
@@ -28,10 +28,15 @@ test-compose: $(VENV)/.dev ## docker compose up, scale, stop and go on, with rea
 test-chaos: $(VENV)/.dev ## kill -9 of coordinator and workers at every step, the same final model each time
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m chaos $(PYTEST_ARGS)
 
+coverage: $(VENV)/.dev ## branch coverage of what every model depends on, and the lines that no test reaches
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not browser and not e2e" \
+		--cov --cov-report= $(PYTEST_ARGS)
+	@for part in shared server/lifecycle server/runs; do echo "$$part"; $(BIN)/coverage report --include="$$part/*" || exit 1; done
+
 lint: $(VENV)/.dev ## ruff, mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy -p shared -p server -p worker -p simulation -p feddisco -p experiments
+	@$(BIN)/mypy -p shared -p server -p worker -p simulation -p feddisco -p experiments -p benchmarks -p tests
 
 format: $(VENV)/.dev ## write what ruff would write
 	@$(BIN)/ruff check --fix .
@@ -53,7 +58,7 @@ env: ## write .env with fresh secrets for docker compose
 	@tools/make-env.sh
 
 clean: ## remove the virtual environment and what runs left here
-	rm -rf $(VENV) .demo feddisco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .coverage .demo feddisco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/pip:
 	@tools/check-python.sh "$(PYTHON)"

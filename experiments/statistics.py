@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,11 +57,8 @@ def mean_and_deviation(values: Sequence[float]) -> Spread:
     """
     if not values:
         raise ValueError("no values to average")
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Spread(mean, None, 1)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return Spread(mean, math.sqrt(squares / (len(values) - 1)), len(values))
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, len(values))
 
 
 def last_ten(curve: Sequence[float]) -> Spread:
@@ -89,9 +86,7 @@ def client_variance(accuracies: Sequence[float]) -> float:
     >>> client_variance([0.5, 0.7])
     100.0
     """
-    points = [100 * accuracy for accuracy in accuracies]
-    mean = math.fsum(points) / len(points)
-    return round(math.fsum((value - mean) ** 2 for value in points) / len(points), 9)
+    return round(statistics.pvariance([100 * accuracy for accuracy in accuracies]), 9)
 
 
 def group_means(per_category: Sequence[float], sizes: Sequence[int] = (4, 3, 3)) -> tuple[float, ...]:
@@ -104,7 +99,7 @@ def group_means(per_category: Sequence[float], sizes: Sequence[int] = (4, 3, 3))
         raise ValueError(f"groups of {tuple(sizes)} do not make {len(per_category)} categories")
     starts = [sum(sizes[:at]) for at in range(len(sizes))]
     return tuple(
-        math.fsum(per_category[start : start + size]) / size
+        statistics.fmean(per_category[start : start + size])
         for start, size in zip(starts, sizes, strict=True)
     )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from awkward_model import LOCAL, SIZES, Tame, build, groups_in, local_round
 from torch import Tensor, nn
 
 from shared import wire
@@ -18,6 +17,7 @@ from shared.algorithms.base import UpdateInfo
 from shared.config import AlgorithmChoice
 from shared.schemas import TensorKind, TensorSpec
 from shared.wire.tensors import load_into, manifest_of, state_of, trainable
+from tests.helpers.awkward_model import LOCAL, SIZES, Tame, build, groups_in, local_round
 
 MANIFEST = manifest_of(build())
 ALL_NAMES = [spec.name for spec in MANIFEST]
@@ -55,6 +55,10 @@ def _method(choice: AlgorithmChoice) -> Any:
 
 def _first_model(folder: Path) -> Path:
     return wire.write(folder / "initial.safetensors", {"model": state_of(build())}).path
+
+
+def _path(made: wire.Written | None) -> Path | None:
+    return None if made is None else made.path
 
 
 def _combine(
@@ -119,12 +123,12 @@ def test_three_rounds_with_changing_participants(choice: AlgorithmChoice, tmp_pa
         done = _combine(method, model, state, files, tmp_path / str(number))
         wire.validate(done.model.path, wire.model_layout(MANIFEST))
         wire.validate(done.scored.path, wire.model_layout(MANIFEST))
-        for file, groups in ((done.broadcast, method.downloads), (done.private, method.private)):
-            assert (file is not None) == bool(groups)
-            if file is not None:
-                wire.validate(file.path, wire.groups_layout(MANIFEST, groups))
+        for made, groups in ((done.broadcast, method.downloads), (done.private, method.private)):
+            assert (made is not None) == bool(groups)
+            if made is not None:
+                wire.validate(made.path, wire.groups_layout(MANIFEST, groups))
         before, model = model, done.model.path
-        state = (done.broadcast and done.broadcast.path, done.private and done.private.path)
+        state = (_path(done.broadcast), _path(done.private))
         _check_the_rest(before, model, files)
 
 
@@ -174,7 +178,7 @@ def _trained(choice: AlgorithmChoice, built: Callable[[], nn.Module], folder: Pa
             files.append(UpdateFile(UpdateInfo(k, SIZES[k], 1.0, result.steps), path))
         done = _combine(method, model, state, files, folder / str(number), manifest)
         model = done.model.path
-        state = (done.broadcast and done.broadcast.path, done.private and done.private.path)
+        state = (_path(done.broadcast), _path(done.private))
     return wire.read_group(model, "model", names)
 
 

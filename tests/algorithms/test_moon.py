@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from awkward_model import LOCAL, SIZES, Awkward, build, examples_of, local_round
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,6 +13,7 @@ from shared.config import AlgorithmChoice
 from shared.problems import InvalidConfiguration
 from shared.training import Stopped
 from shared.wire.tensors import load_into, state_of, trainable
+from tests.helpers.awkward_model import LOCAL, SIZES, Awkward, build, examples_of, local_round
 
 Z = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
 Z_GLOBAL = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
@@ -93,7 +93,8 @@ def test_a_step_follows_the_loss_of_equation_3() -> None:
 
 
 def _features(model: Awkward, inputs: Tensor) -> Tensor:  # (B, 4) -> (B, 4), what the head is given
-    return model.scale * (model.up(model.norm(model.down(inputs)).relu()) + model.frozen)
+    features: Tensor = model.scale * (model.up(model.norm(model.down(inputs)).relu()) + model.frozen)
+    return features
 
 
 def test_modes_of_modules_come_back() -> None:

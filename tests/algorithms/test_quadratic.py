@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from quadratic_problem import FULL, LIMITS, PART, VECTORS, Federation, Round
 from torch import Tensor
 
 from shared.algorithms.fednova import accumulated, effective_steps
+from tests.helpers.quadratic_problem import FULL, LIMITS, PART, VECTORS, Federation, Round
 
 TAU222 = (2, 2, 2)
 TAU421 = (4, 2, 1)

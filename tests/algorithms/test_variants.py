@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from quadratic_problem import FULL, PART, VECTORS, Federation, Round
 from torch import Tensor
 
 from shared.algorithms.base import LocalRound
 from shared.algorithms.fednova import accumulated
 from shared.algorithms.fedprox import FedProx, FedProxParameters
 from shared.training.sgd import SGD
+from tests.helpers.quadratic_problem import FULL, PART, VECTORS, Federation, Round
 
 H, M, W0 = (torch.tensor(VECTORS[name], dtype=torch.float64) for name in ("h", "m", "w0"))
 LR: float = VECTORS["lr"]
@@ -121,7 +121,9 @@ def _rounds(folder: Path, participation: Any, **parameters: Any) -> list[Round]:
 def _random_network(folder: Path) -> Tensor:
     """R: what a first round leaves out of the control that is kept."""
     zero, drawn = _rounds(folder / "a", FULL[:1]), _rounds(folder / "b", FULL[:1], random_controls=0)
-    differences = [z["control"] - d["control"] for z, d in zip(zero[0].kept, drawn[0].kept, strict=True)]
+    differences: list[Tensor] = [
+        z["control"] - d["control"] for z, d in zip(zero[0].kept, drawn[0].kept, strict=True)
+    ]
     for other in differences[1:]:
         _close(other, differences[0])
     return differences[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,19 @@ def enrolment(made: Deployment, run: str) -> EnrolmentView | None:
     return next(iter(made.admin.run(run).enrolments), None)
 
 
+def is_ready(made: Deployment, run: str) -> bool:
+    row = enrolment(made, run)
+    return row is not None and row.status is EnrolmentStatus.READY
+
+
+def has_ended(made: Deployment, run: str) -> bool:
+    return made.status(run).is_terminal
+
+
 def wait_until_ready(made: Deployment, *runs: str) -> None:
     for run in runs:
         made.wait_for(
-            lambda run=run: (row := enrolment(made, run)) and row.status is EnrolmentStatus.READY,
+            partial(is_ready, made, run),
             f"the worker is ready for {run}",
         )
 
@@ -66,7 +76,7 @@ def start(made: Deployment, *runs: str) -> None:
     for run in runs:
         made.admin.control(run, "start")
     for run in runs:
-        made.wait_for(lambda run=run: made.status(run).is_terminal, f"{run} ends")
+        made.wait_for(partial(has_ended, made, run), f"{run} ends")
         assert made.status(run) is RunStatus.COMPLETED, made.logs()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.helpers.small_table import table
 
 
 def exploration(number: int) -> Table:
-    empty = {"methods": [], "published": {}, "target_accuracy": None, "figures": []}
+    empty: dict[str, Any] = {"methods": [], "published": {}, "target_accuracy": None, "figures": []}
     return table(name=f"exploration-{number}", kind=f"exploration-{number}", **empty)
 
 

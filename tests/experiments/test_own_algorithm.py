@@ -54,7 +54,7 @@ def test_the_pages_test_passes_and_can_fail(ours: Path) -> None:
     assert callable(test)
     test()
     kind = type(load_algorithm(AlgorithmChoice(name="ours.fedslow:FedSlow")))
-    del kind.on_step  # type: ignore[misc]
+    del kind.on_step
     with pytest.raises(AssertionError):
         test()
 

@@ -49,7 +49,8 @@ def test_the_settings_are_the_papers() -> None:
     assert (local.learning_rate, local.momentum, local.weight_decay) == (0.01, 0.9, 1e-5)
     assert (local.batch_size, local.epochs, config.rounds) == (64, 10, 100)
     assert (config.min_clients, config.clients_per_round) == (60, 10)
-    assert (config.weighting.kind, config.weighting.a, config.weighting.b) == ("disco", 0.5, 0.1)
+    assert isinstance(config.weighting, DiscoWeighting)
+    assert (config.weighting.a, config.weighting.b) == (0.5, 0.1)
 
 
 @pytest.mark.parametrize("rho", [10, 50])

@@ -34,7 +34,8 @@ class Awkward(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, 4) -> (B, 3)
         hidden = self.norm(self.down(inputs)).relu()
-        return self.head(self.scale * (self.up(hidden) + self.frozen))
+        out: Tensor = self.head(self.scale * (self.up(hidden) + self.frozen))
+        return out
 
 
 class Tame(nn.Module):
@@ -49,7 +50,8 @@ class Tame(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, 4) -> (B, 3)
         hidden = self.norm(self.down(inputs)).relu()
-        return self.head(self.scale * (functional.linear(hidden, self.down.weight, self.up_bias) + 1))
+        out: Tensor = self.head(self.scale * (functional.linear(hidden, self.down.weight, self.up_bias) + 1))
+        return out
 
 
 class LabelTask:

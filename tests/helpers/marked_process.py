@@ -27,7 +27,7 @@ class MarkedProcess:
         self.mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
-            env=os.environ | {MARK: self.mark, "PYTHONUNBUFFERED": "1"} | environment,
+            env=os.environ | {MARK: self.mark, "PYTHONUNBUFFERED": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -19,7 +19,14 @@ from shared import wire
 from shared.aggregation import Aggregated, UpdateFile, aggregate
 from shared.algorithms import load_algorithm
 from shared.algorithms.base import UpdateInfo
-from shared.config import AlgorithmChoice, DiscoWeighting, LocalTraining, SizesWeighting, UniformWeighting
+from shared.config import (
+    AlgorithmChoice,
+    DiscoWeighting,
+    LocalTraining,
+    SizesWeighting,
+    UniformWeighting,
+    Weighting,
+)
 from shared.data import Examples
 from shared.discrepancy import discrepancy
 from shared.training import train
@@ -34,7 +41,7 @@ LIMITS: dict[str, Any] = DATA["limits"]
 
 FULL = ((0, 1, 2),) * 3
 PART = ((0, 1), (1, 2), (0, 2))
-WEIGHTINGS = {"n": SizesWeighting(), "u": UniformWeighting(), "disco": DiscoWeighting()}
+WEIGHTINGS: dict[str, Weighting] = {"n": SizesWeighting(), "u": UniformWeighting(), "disco": DiscoWeighting()}
 NAME = "w"
 
 
@@ -45,7 +52,8 @@ class Quadratic(nn.Module):
 
     def forward(self, problem: Tensor) -> Tensor:  # (1, 2, 2) -> ()
         h, m = problem[0]
-        return (h * (self.w - m).square()).sum() / 2
+        value: Tensor = (h * (self.w - m).square()).sum() / 2
+        return value
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.w)

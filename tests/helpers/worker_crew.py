@@ -24,7 +24,7 @@ __all__ = ["Member", "create", "keep", "settings", "worker"]
 
 def settings(at: Live, folder: Path, name: str, **more: Any) -> WorkerSettings:
     """Settings that leave when the run has ended; ``folder/name`` is the state folder."""
-    given = {
+    given: dict[str, Any] = {
         "url": at.url,
         "join_token": JOIN,
         "name": name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -20,7 +20,7 @@ SECTIONS = dict(re.findall(r"^## `([\w-]+)`\n(.*?)(?=^##? |\Z)", TASKS, re.MULTI
 
 
 def task(name: str) -> Task:
-    needed = {
+    needed: dict[str, dict[str, Any]] = {
         "imagefolder": {"classes": ["a", "b"]},
         "csv": {"columns": ["x"], "target": "y", "classes": ["a", "b"]},
     }

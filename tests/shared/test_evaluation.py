@@ -20,7 +20,7 @@ class Three(Task):
     """Three classes; the inputs are the logits."""
 
     name = "three"
-    classes = ("a", "b", "c")
+    classes: tuple[str, ...] = ("a", "b", "c")
     input_shape = (3,)
 
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:

@@ -37,6 +37,7 @@ def test_forward_is_classifier_of_features(name: str) -> None:
     outputs = model(inputs)
     assert outputs.shape == (2, 7)
     assert isinstance(model.classifier, nn.Linear)
+    assert isinstance(model.features, nn.Module)
     assert torch.equal(outputs, model.classifier(model.features(inputs)))
 
 

@@ -150,7 +150,8 @@ def test_the_partitions_own_seed_comes_before_the_runs() -> None:
     targets = balanced(5, 40)
 
     def first(spec: Partition, seed: int) -> list[int]:
-        return partition(spec, targets, 5, seed)[0].tolist()
+        positions: list[int] = partition(spec, targets, 5, seed)[0].tolist()
+        return positions
 
     fixed, free = Partition(kind="iid", clients=2, seed=7), Partition(kind="iid", clients=2)
     assert first(fixed, 1) == first(fixed, 2) == first(free, 7)

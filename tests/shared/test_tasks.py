@@ -149,7 +149,7 @@ def test_digits_are_split_within_each_class_by_the_seed() -> None:
     assert number.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert torch.bincount(test.targets).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
     images = torch.cat([train.inputs, test.inputs]).flatten(1)
-    assert images.unique(dim=0).shape == (1797, 64)  # all are distinct, so no image is on both sides
+    assert torch.unique(images, dim=0).shape == (1797, 64)  # all are distinct, so no image is on both sides
     again, other = task.load("test", None, 1), task.load("test", None, 2)
     assert torch.equal(test.inputs, again.inputs)
     assert not torch.equal(test.inputs, other.inputs)
@@ -556,7 +556,8 @@ def test_files_that_are_not_fashion_mnist(
 @pytest.mark.data
 def test_the_real_fashion_mnist_archive(data_folder: Path) -> None:
     source = data_folder / "fashion-mnist-idx.zip"
-    for split, each in (("train", 6000), ("test", 1000)):
+    parts: tuple[tuple[Split, int], ...] = (("train", 6000), ("test", 1000))
+    for split, each in parts:
         examples = load_task("fashion-mnist").load(split, source, 0)
         assert torch.bincount(examples.targets).tolist() == [each] * 10
         assert examples.inputs.shape == (10 * each, 1, 28, 28)

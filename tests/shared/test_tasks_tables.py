@@ -17,6 +17,7 @@ from shared.config import Partition, RunConfig
 from shared.data.partition import partition
 from shared.data.tokens import VOCABULARY, bucket, encode, tokens
 from shared.models import build_model
+from shared.models.textcnn import Features
 from shared.problems import InvalidConfiguration
 from shared.tasks import load_task, task_of
 from shared.tasks.base import Task
@@ -47,25 +48,32 @@ def test_a_token_has_the_same_number_everywhere() -> None:
     assert (min(found), max(found)) == (1, VOCABULARY - 1)
 
 
+def parts(model: nn.Module) -> tuple[nn.Module, Features, nn.Linear]:
+    assert isinstance(model.features, Features)
+    assert isinstance(model.classifier, nn.Linear)
+    return model, model.features, model.classifier
+
+
 def test_textcnn_sees_padding_as_if_it_were_not_cut() -> None:
     torch.manual_seed(0)
-    model = build_model("textcnn", 4, (60,)).eval()
+    model, features, classifier = parts(build_model("textcnn", 4, (60,)).eval())
     texts = torch.randint(1, VOCABULARY, (6, 60))
     for row, length in enumerate((0, 1, 3, 7, 20, 25)):
         texts[row, length:] = 0
-    embedded = model.features.embedding(texts).transpose(1, 2)  # nothing cut
-    best = [torch.relu(layer(embedded)).amax(dim=2) for layer in model.features.convolutions]
-    torch.testing.assert_close(model(texts), model.classifier(torch.cat(best, dim=1)))
+    embedded = features.embedding(texts).transpose(1, 2)  # nothing cut
+    best = [torch.relu(layer(embedded)).amax(dim=2) for layer in features.convolutions]
+    torch.testing.assert_close(model(texts), classifier(torch.cat(best, dim=1)))
     torch.testing.assert_close(model(texts[2:3]), model(texts)[2:3])
 
 
 def test_the_paddings_vector_stays_zero() -> None:
-    model = build_model("textcnn", 2, (10,))
+    model, features, _ = parts(build_model("textcnn", 2, (10,)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
-    nn.functional.cross_entropy(model(torch.tensor([[5, 6, 7] + [0] * 7])), torch.tensor([1])).backward()
-    before = model.features.embedding.weight.detach().clone()
+    loss = nn.functional.cross_entropy(model(torch.tensor([[5, 6, 7] + [0] * 7])), torch.tensor([1]))
+    loss.backward()  # type: ignore[no-untyped-call]
+    before = features.embedding.weight.detach().clone()
     optimizer.step()
-    after = model.features.embedding.weight.detach()
+    after = features.embedding.weight.detach()
     assert torch.equal(after[0], torch.zeros(32))
     assert not torch.equal(after[5], before[5] * (1 - 0.01))  # not by weight decay alone
 

@@ -213,7 +213,8 @@ class Forgetful(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.layers(inputs)
+        out: Tensor = self.layers(inputs)
+        return out
 
 
 def test_repetition_gives_the_same_bits_whatever_the_global_generator_did() -> None:
@@ -230,7 +231,7 @@ def test_repetition_gives_the_same_bits_whatever_the_global_generator_did() -> N
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"round": 4}, {"index": 3}])
-def test_seed_round_and_client_each_change_the_training(change: dict[str, int]) -> None:
+def test_seed_round_and_client_each_change_the_training(change: dict[str, Any]) -> None:
     assert not same(run(**change).tensors["model"], run().tensors["model"])
 
 
@@ -321,7 +322,7 @@ def test_an_extra_loss_moves_the_parameters_and_is_not_reported() -> None:
 
 def test_an_undeclared_group_is_a_mistake_of_the_algorithm() -> None:
     class Undeclared(Recorder):
-        uploads = ()
+        uploads: tuple[str, ...] = ()  # type: ignore[assignment]
 
     with pytest.raises(TypeError, match=r"uploads \[\], but finish\(\) returned \['sent'\]"):
         run(algorithm=Undeclared(), local=PLAIN)
@@ -387,6 +388,7 @@ def test_kept_statistics_come_back_in_the_next_round() -> None:
 
 def test_frozen_parameters_neither_move_nor_travel() -> None:
     model = linear()
+    assert isinstance(model.bias, nn.Parameter)
     model.bias.requires_grad_(False)
     result = run(model)
     assert result.tensors["model"].keys() == {"weight"}

@@ -161,7 +161,7 @@ class Odd(nn.Module):
 def gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor | None]:
     for parameter in model.parameters():
         parameter.grad = None
-    functional.cross_entropy(model(images), labels).backward()
+    functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
     return [parameter.grad for parameter in model.parameters()]
 
 
@@ -180,7 +180,7 @@ def test_gradients_of_one_step(name: str) -> None:
     outputs = StackedModel(template)(list(images), leaves)
     torch.stack(
         [functional.cross_entropy(*pair) for pair in zip(outputs, labels, strict=True)]
-    ).sum().backward()
+    ).sum().backward()  # type: ignore[no-untyped-call]
     for row, model in enumerate(rows.models):
         torch.testing.assert_close(outputs[row], model(images[row]), rtol=0, atol=1e-6)
         expected = gradients(model, images[row], labels[row])

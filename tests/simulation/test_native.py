@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shared import wire
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
-from shared.tasks.base import Task
+from shared.tasks.base import NoOptions, Task
 from shared.tasks.cifar10 import CIFAR10
 from shared.tasks.fashion_mnist import FashionMNIST
 from shared.tasks.images import ImageTask
@@ -189,7 +189,7 @@ class Shown(FashionMNIST):
 @pytest.mark.parametrize("kind", [CIFAR10, FashionMNIST])
 @pytest.mark.parametrize("number", [1, 16, 50, 64])
 def test_images_are_prepared_bit_for_bit(kind: type[ImageTask], number: int) -> None:
-    ours, plain = kind({}), kind({})
+    ours, plain = kind(NoOptions()), kind(NoOptions())
     assert accelerate_images(ours)
     images = torch.randint(0, 256, (number, *plain.input_shape), dtype=torch.uint8)
     draws = [torch.Generator().manual_seed(number) for _ in range(2)]
@@ -202,7 +202,7 @@ def test_images_are_prepared_bit_for_bit(kind: type[ImageTask], number: int) -> 
     assert torch.equal(ours.prepare(images.float(), None), plain.prepare(images, None))
 
 
-@pytest.mark.parametrize("task", [Turned({}), Shown({}), Pictures({})])
+@pytest.mark.parametrize("task", [Turned(NoOptions()), Shown(NoOptions()), Pictures(NoOptions())])
 def test_images_prepared_in_another_way_are_left_to_their_task(task: Task) -> None:
     assert not accelerate_images(task)
     assert "prepare" not in vars(task)

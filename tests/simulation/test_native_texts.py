@@ -29,10 +29,12 @@ def features(vocabulary: int, dimensions: int, outputs: int, widths: list[int], 
     return made
 
 
-def pair(seed: int, *sizes: int, widths: list[int]) -> tuple[Features, Features]:
+def pair(
+    seed: int, vocabulary: int, dimensions: int, outputs: int, *, widths: list[int], padding: int = 0
+) -> tuple[Features, Features]:
     """An accelerated one and a plain one with the same parameters."""
     torch.manual_seed(seed)
-    ours, plain = (features(*sizes, widths) for _ in range(2))
+    ours, plain = (features(vocabulary, dimensions, outputs, widths) for _ in range(2))
     plain.load_state_dict(ours.state_dict())
     assert accelerate(ours) == 1
     return ours, plain
@@ -42,7 +44,7 @@ def gradients(of: Features, tokens: Tensor, wanted: Tensor) -> list[Tensor]:
     """What came out, and of every parameter."""
     of.zero_grad()
     out = of.maxima(tokens)
-    out.backward(wanted)
+    out.backward(wanted)  # type: ignore[no-untyped-call]
     return [out.detach(), *(p.grad for p in of.parameters() if p.grad is not None)]
 
 

@@ -229,7 +229,7 @@ class TestSnapshot:
 
 
 def dying_after(writes: int) -> Callable[[Path, Path], Path]:
-    done = []
+    done: list[Path] = []
     before = Path.replace
 
     def replace(path: Path, target: Path) -> Path:

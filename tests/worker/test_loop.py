@@ -65,11 +65,15 @@ def test_the_sentence_is_said_once_a_change() -> None:
     ]
 
 
+def never_wait(seconds: float) -> None:
+    raise AssertionError(f"waits {seconds} s")
+
+
 def test_what_waiting_cannot_mend_ends_it() -> None:
     with pytest.raises(Refused, match="has revoked this client's token"):
-        _backoff(pytest.fail).retry(_Faults(RevokedToken("gone")))
+        _backoff(never_wait).retry(_Faults(RevokedToken("gone")))
     with pytest.raises(InvalidConfiguration, match="no such data"):
-        _backoff(pytest.fail).retry(_Faults(InvalidConfiguration("no such data")))
+        _backoff(never_wait).retry(_Faults(InvalidConfiguration("no such data")))
 
 
 def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:

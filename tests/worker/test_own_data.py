@@ -122,7 +122,7 @@ def test_tls_with_an_own_authority(tmp_path: Path) -> None:
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(str(certificate))
     issued.private_key_pem.write_to_path(str(key))
-    files = {"tls_certificate": certificate, "tls_key": key}
+    files: dict[str, Any] = {"tls_certificate": certificate, "tls_key": key}
     with live(_migrated(tmp_path), tmp_path / "coordinator", **files) as at:
         url = at.url.replace("http:", "https:")
         with AdminClient(url, token=ADMIN, verify=load_trust(ca)) as admin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,10 @@ WEIGHTS = (0.5 / 0.8, 0.25 / 0.8, 0.05 / 0.8)
 def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
     with live(database_url, tmp_path / "data") as opened:
         yield opened
+
+
+def has_completed(at: Live, rounds: int) -> bool:
+    return bool(at.run()["completed_rounds"] == rounds)
 
 
 def model(at: Live, digest: str) -> dict[str, np.ndarray]:
@@ -44,7 +49,7 @@ def test_a_run_from_enrolment_to_its_end(at: Live) -> None:
             answer = site.upload("demo", number, file_of(10.0 * index + number), **numbers)
             assert answer.status_code == 200, answer.text
             assert answer.json()["row"] is None
-        at.wait_for(lambda number=number: at.run()["completed_rounds"] == number)
+        at.wait_for(partial(has_completed, at, number))
         view = at.admin.get(f"/runs/demo/rounds/{number}").json()
         assert [row["weight"] for row in view["ledger"]] == pytest.approx(WEIGHTS)
         assert [row["size_weight"] for row in view["ledger"]] == pytest.approx([0.5, 0.3, 0.2])

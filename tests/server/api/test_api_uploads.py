@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def with_value(value: float) -> bytes:
     return changed(**{"layer.weight": weight})
 
 
-ATTACKS = {
+ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "truncated": (lambda: file_of(1.0)[:-3], "truncated"),
     "trailing": (lambda: file_of(1.0) + b"!", "not-safetensors"),
     "pickle": (lambda: pickle.dumps({"layer.weight": [1.0]}), "not-safetensors"),
