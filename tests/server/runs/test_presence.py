@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from server.database.session import Writing
 from server.database.store import Store
-from server.runs.presence import LOOK_EVERY, Presence
+from server.runs.presence import CHECK_EVERY, Presence
 from server.threads import Threads
 from shared.problems import StorageUnavailable
 from tests.helpers.store_play import NOW, Story, later
@@ -138,5 +138,5 @@ def test_a_poll_looks_at_most_every_few_seconds_unless_told_that_it_is_late(
     assert not presence.note("a")
     presence.forget("a")
     assert presence.note("a")
-    now = NOW + LOOK_EVERY
+    now = NOW + CHECK_EVERY
     assert presence.note("a")
