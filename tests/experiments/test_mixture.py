@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from shared.config import Partition, RunConfig
 CLASSES = tuple("abcdefghij")
 
 
-def curve(draws: list[tuple[int, ...]], accuracies: list[float], partition: str = "niid2:5+1") -> Curve:
+def curve(draws: Sequence[tuple[int, ...]], accuracies: list[float], partition: str = "niid2:5+1") -> Curve:
     """Every participant weighs the same."""
     config = RunConfig(name="r", partition=Partition.model_validate(partition), clients_per_round=2)
     rounds = [
