@@ -4,7 +4,7 @@
 
     Problem
     ├── InvalidRequest 422            malformed input, wrong configuration
-    │   ├── InvalidConfiguration
+    │   ├── InvalidConfiguration      DataUnfit
     │   └── UpdateInvalid             the uploaded bytes cannot be believed
     │       ├── NotSafetensors · Truncated · UnknownTensor · MissingTensor
     │       ├── WrongShape · WrongDtype · NotFinite
@@ -36,6 +36,7 @@ __all__ = [
     "AlreadyEnrolled",
     "ClassContractMismatch",
     "Conflict",
+    "DataUnfit",
     "DigestMismatch",
     "DiscrepancyAlreadySubmitted",
     "Forbidden",
@@ -121,6 +122,11 @@ class InvalidRequest(Problem):
 class InvalidConfiguration(InvalidRequest):
     code = "invalid-configuration"
     title = "The configuration is not valid"
+
+
+class DataUnfit(InvalidConfiguration):
+    code = "data-unfit"
+    title = "The data do not fit the run"
 
 
 class UpdateInvalid(InvalidRequest):

@@ -18,6 +18,10 @@ Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="SHA-256, hexa
 Text = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+LeftOutCounts = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z-]{1,30}$")], Count],
+    Field(max_length=30, description="by shared.left_out.Reason, or a newer program's word"),
+]
 
 
 class Body(BaseModel):
@@ -226,6 +230,7 @@ class EnrolmentView(View):
     enrolled_at: dt.datetime
     last_seen_at: dt.datetime | None
     last_error: str | None
+    left_out: LeftOutCounts | None = Field(None, description="None: the client said nothing of it")
 
 
 class Progress(Body):
@@ -329,6 +334,9 @@ class EnrolmentRequest(Body):
     classes: tuple[Name, ...] = Field(description="the class contract, in order")
     index: int | None = Field(None, ge=0, le=1_000_000)
     device: Annotated[str, Field(max_length=100)] = "cpu"
+    left_out: LeftOutCounts | None = Field(
+        None, description="what the client's data hold beside the examples: numbers by reason"
+    )
 
 
 class EnrolmentAnswer(View):

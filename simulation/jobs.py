@@ -17,6 +17,7 @@ from shared.data.partition import common_test, deal_examples, validation_example
 from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.tasks import task_of
+from shared.tasks.loading import load_examples
 from shared.training import LOCAL_BUFFERS, train
 from shared.wire.tensors import manifest_of
 
@@ -93,7 +94,7 @@ class Workshop:
         self.manifest: tuple[TensorSpec, ...] = manifest_of(self.model)
         self.device = device or torch.device("cpu")
         self._source = source
-        self._whole = self.task.load("train", source, config.seed)
+        self._whole = load_examples(self.task, "train", source, config.seed)
         self._shares = deal_examples(config.partition, self.task, self._whole, config.seed)
         self._examples: dict[int, Examples] = {}
 
@@ -114,7 +115,7 @@ class Workshop:
 
     def test_examples(self) -> Examples:
         """The common test set."""
-        whole = self.task.load("test", self._source, self.config.seed)
+        whole = load_examples(self.task, "test", self._source, self.config.seed)
         return common_test(self.config.partition, self.task, whole).to(self.device)
 
     def validation_examples(self) -> Examples | None:

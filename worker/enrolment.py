@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shared.device import describe
 from shared.discrepancy import discrepancy
-from shared.problems import IndexTaken, InvalidConfiguration
+from shared.problems import DataUnfit, IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
 from worker.faults import LocalFault, clip_text
 
@@ -82,6 +82,8 @@ def enrol(view: RunView, site: Site, coordinator: CoordinatorClient) -> Enrolmen
 def _taken_up(view: RunView, site: Site) -> LocalRun:
     try:
         return site.take_up(view)
+    except DataUnfit as unfit:
+        raise Declined(str(unfit), MISFIT) from unfit
     except InvalidConfiguration as difference:
         raise Declined(str(difference)) from difference
 
@@ -120,6 +122,7 @@ def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest
         classes=local.task.classes,
         index=index,
         device=describe(site.device),
+        left_out=examples.left_out.counts(),
     )
 
 
@@ -137,7 +140,7 @@ def _examples(local: LocalRun, site: Site, index: int | None) -> Examples:
             fingerprint_of,
         )  # imports PyTorch, which a site waits for only when it has work
 
-        if not fingerprint_of(site.settings.data):
+        if not isinstance(fault, DataUnfit) and not fingerprint_of(site.settings.data):
             raise  # no data for any run
         raise Declined(str(fault), MISFIT) from fault
 

@@ -116,7 +116,7 @@ def _make_worker(
     from worker.site import Site
 
     use_threads(settings.threads)
-    site = Site(settings, choose(settings.device, settings.precision), folder / "cache")
+    site = Site(settings, choose(settings.device, settings.precision), folder / "cache", reporter.say)
     return Worker(
         client=client,
         settings=settings,

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.config import Partition, Slug
+from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
 
@@ -86,6 +87,16 @@ class WorkerSettings(BaseSettings):
     )
     data: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
         None, description="Folder or archive with this site's data."
+    )
+    labels: Annotated[dict[str, str], NoDecode, BeforeValidator(_parse_json)] = Field(
+        default_factory=dict,
+        description="Which class a name in this site's data stands for, as JSON, where it differs from the "
+        'run\'s: `{"mel": "melanoma"}`.',
+    )
+    on_broken: OnBroken = Field(
+        "decline",
+        description="What to do about files and rows that should be examples but cannot be read: `decline` "
+        "the run, or `skip` them; the run's page shows how many.",
     )
     role: Role = Field(
         Role.TRAINER, description="A trainer trains; an evaluator scores each model on its own test data."

@@ -16,11 +16,12 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import RunView, TensorKind
 from shared.tasks import load_task
 from shared.tasks.base import LoadCall
+from shared.tasks.loading import check_labels, load_examples
 from shared.wire.tensors import manifest_of
 from worker.faults import local_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -52,10 +53,13 @@ class Site:
     All that is kept is kept by run. Runs share whole splits, where their tasks would load the same.
     """
 
-    def __init__(self, settings: WorkerSettings, device: torch.device, cache: Path) -> None:
+    def __init__(
+        self, settings: WorkerSettings, device: torch.device, cache: Path, say: Callable[[str], None]
+    ) -> None:
         self.settings = settings
         self.device = device
         self._cache = cache
+        self._say = say
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
         self._parts: dict[tuple[str, int], Examples] = {}
@@ -80,7 +84,8 @@ class Site:
         """
         self.forget(view.run)  # nothing of an earlier view, which may have been another run of this name
         task = load_task(self.settings.task, self._options(view), view.classes)
-        task.cache = self._cache
+        task.cache, task.on_broken, task.labels = self._cache, self.settings.on_broken, self.settings.labels
+        check_labels(task)
         model = task.build_model(view.config.model, view.config.seed)
         manifest = manifest_of(model)
         if difference := first_difference(manifest, view.manifest):
@@ -159,10 +164,16 @@ class Site:
             call = LoadCall.of(local.task, split, self.settings.data, seed)
             examples = self._loaded(call)
             if examples is None:
-                examples = local.task.load(split, self.settings.data, seed)
+                examples = load_examples(local.task, split, self.settings.data, seed)
+                self._tell(local, split, examples)
             dealt = split == "train" and self.dealt_by(local.view) is not None
             self._splits[key] = call, examples if dealt else examples.to(self.device)
         return self._splits[key][1]
+
+    def _tell(self, local: LocalRun, split: Split, examples: Examples) -> None:
+        """What is left out, with names: for this site's log alone."""
+        for sentence in examples.left_out.sentences():
+            self._say(f"{local.view.run}: {split} data: {sentence}")
 
     def _loaded(self, call: LoadCall) -> Examples | None:
         """What an equal call has loaded for a run that still needs it."""

@@ -152,6 +152,7 @@ enrolments = sa.Table(
     _column("reason", Words, null=True),
     _column("last_error", Words, null=True),
     _column("enrolled_at", UtcDateTime),
+    _column("left_out", Json, null=True, comment="numbers by reason; null: the client said nothing of it"),
     sa.UniqueConstraint("run", "index"),
 )
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from shared.left_out import Reason
+
 __all__ = [
     "ABSENT",
     "FILTERS",
@@ -17,6 +19,7 @@ __all__ = [
     "digest",
     "duration",
     "indexed",
+    "left_out",
     "moment",
     "number",
     "percent",
@@ -61,6 +64,13 @@ def percent(value: float | None, digits: int = 1, *, sign: bool = False) -> str:
 def amount(value: int | None) -> str:
     """A count with its thousands separated: ``62 006``."""
     return ABSENT if value is None else f"{value:,}".replace(",", _GAP)
+
+
+def left_out(counts: Mapping[str, int]) -> str:
+    """What a client did not train on, by reason: ``left out: 3 hidden, 1 broken files``."""
+    words = {reason.value: reason.words for reason in Reason}
+    told = (f"{amount(number)} {words.get(reason, reason)}" for reason, number in counts.items())
+    return f"left out: {', '.join(told)}"
 
 
 def size(count: int | None) -> str:
@@ -174,6 +184,7 @@ FILTERS = {
     "distance": distance,
     "duration": duration,
     "indexed": indexed,
+    "left_out": left_out,
     "moment": moment,
     "number": number,
     "percent": percent,

@@ -65,7 +65,8 @@ class Enrolments:
         """Repeated with the same particulars, the answer is the same."""
         check_contract(run, request, layout)
         event = ClientEnrolled(client, request.role, request.examples, request.index)
-        decision = self.runner.commit(run, event, actor=client, facts=EnrolmentFacts(request.device))
+        facts = EnrolmentFacts(request.device, request.left_out)
+        decision = self.runner.commit(run, event, actor=client, facts=facts)
         found = decision.run.enrolment(client)
         if found is None:
             raise Conflict(f"client {client!r} is not enrolled in {run!r}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["available", "load_task", "task_of"]
 
-_HELPERS = frozenset({"base", "images", "leaf", "regression", "tables", "texts", "transforms"})
+_HELPERS = frozenset({"base", "images", "leaf", "loading", "regression", "tables", "texts", "transforms"})
 
 
 def available() -> tuple[str, ...]:

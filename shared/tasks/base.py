@@ -6,8 +6,10 @@ The defaults are those of classification with cross-entropy; a regression overri
 
 from __future__ import annotations
 
+import difflib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from shared.data import Examples
 
-__all__ = ["LoadCall", "NoOptions", "Split", "Task"]
+__all__ = ["LoadCall", "NoOptions", "Split", "Task", "ask_nearest"]
 
 Split = Literal["train", "test"]
 
@@ -147,3 +149,20 @@ class LoadCall:
             seed=seed,
             fingerprint=fingerprint_of(source),
         )
+
+
+def ask_nearest(name: str, classes: Iterable[str], *, mappable: bool = False) -> str:
+    """A question with the class that ``name`` may mean; empty if none is near.
+
+    ``mappable``: and how a site says so.
+
+    >>> ask_nearest("Nevi", ["melanoma", "nevus"])
+    'Did you mean nevus?'
+    """
+    by_fold = {label.casefold(): label for label in classes}
+    found = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
+    if not found:
+        return ""
+    label = by_fold[found[0]]
+    how = f" Rename it, or start the worker with --labels '{json.dumps({name: label})}'." if mappable else ""
+    return f"Did you mean {label}?{how}"

@@ -6,8 +6,7 @@ and normalised by one fused multiplication, so that the loader is never what tra
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,10 +15,10 @@ from shared.data import Archive, Examples
 from shared.data.images import FORMATS, Picture, Window, decode_images, is_image
 from shared.left_out import Reason, printable
 from shared.problems import InvalidConfiguration
-from shared.tasks.base import Split, Task
+from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.transforms import crop, flip, rotate
 
-__all__ = ["ImageTask", "folder_images", "nearest"]
+__all__ = ["ImageTask", "folder_images"]
 
 Listing = dict[str, list[str]]
 """Names of image files by class folder."""
@@ -116,8 +115,8 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
             raise InvalidConfiguration(
                 f"data: {printable(prefix + '/'.join(path))} in {archive.path} is in no folder of the "
                 f"classes {list(task.classes)}.",
-                hint=f"Every image lies in a folder named like a class of the run's class contract."
-                f"{nearest(folder, task.classes)}",
+                hint="Every image lies in a folder named like a class of the run's class contract. "
+                + ask_nearest(folder, task.classes, mappable=True),
             )
         listing.setdefault(label, []).append(prefix + "/".join(path))
     if not listing:
@@ -126,16 +125,6 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
             f"in {archive.path}, found none among {len(archive.names)} files."
         )
     return listing
-
-
-def nearest(name: str, classes: Iterable[str]) -> str:
-    """A question with the class that ``name`` may mean, and how to say so; empty if none is near."""
-    by_fold = {label.casefold(): label for label in classes}
-    found = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
-    if not found or not name:
-        return ""
-    label = by_fold[found[0]]
-    return f' Did you mean {label}? Rename it, or start the worker with --labels \'{{"{name}": "{label}"}}\'.'
 
 
 def _unwrapped(paths: list[list[str]], known: set[str]) -> tuple[list[list[str]], str]:

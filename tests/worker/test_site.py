@@ -100,9 +100,9 @@ def view(run: str, task: str, classes: tuple[str, ...], **config: Any) -> RunVie
     )
 
 
-def site(folder: Path, task: str, **more: Any) -> Site:
+def site(folder: Path, task: str, told: list[str] | None = None, **more: Any) -> Site:
     given = WorkerSettings(task=task, data=folder / "data", **more)
-    return Site(given, torch.device("cpu"), folder / "cache")
+    return Site(given, torch.device("cpu"), folder / "cache", [].append if told is None else told.append)
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ class UpdateFacts:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentFacts:
-    """With ClientEnrolled."""
+    """With ClientEnrolled. ``left_out``: what its data hold that is not trained on, numbers by reason."""
 
     device: str = "cpu"
+    left_out: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

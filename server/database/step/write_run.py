@@ -107,11 +107,12 @@ def _enrolment_values(change: Change, before: Enrolment | None, after: Enrolment
 def _values_from_facts(change: Change, before: Enrolment | None, after: Enrolment) -> dict[str, Any]:
     """What the facts of this event say about the client's enrolment."""
     match change.facts:
-        case EnrolmentFacts(device=device):
+        case EnrolmentFacts(device=device, left_out=left_out):
             # other data have another discrepancy
             forgotten = {"discrepancy": None, "discrepancy_metric": None}
             has_other_data = before is not None and before.examples != after.examples
-            return {"device": device, "enrolled_at": change.now} | (forgotten if has_other_data else {})
+            told = {"device": device, "left_out": left_out, "enrolled_at": change.now}
+            return told | (forgotten if has_other_data else {})
         case DiscrepancyFacts(metric=metric, value=value):
             return {"discrepancy": value, "discrepancy_metric": metric}
         case FailureFacts(code=code) if isinstance(change.event, FailureReported):

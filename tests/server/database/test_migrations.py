@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ from alembic.migration import MigrationContext
 
 from server.database.migrations import check_current, current, downgrade, head, is_current, migrating, upgrade
 from server.database.session import make_engine
-from server.database.tables import metadata
+from server.database.tables import clients, enrolments, metadata, runs
 from shared.problems import SchemaOutdated, StorageUnavailable
+from shared.schemas import EnrolmentStatus, Role, RunStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -121,3 +123,37 @@ def test_alembic_is_the_library_and_not_our_folder() -> None:
     command = [sys.executable, "-m", "alembic", "heads"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [head(), "(head)"], done.stderr
+
+
+def test_an_enrolment_of_schema_0001_has_said_nothing_of_what_is_left_out(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0001")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        connection.execute(
+            clients.insert().values(client="north", token_hash="0" * 64, version="0.1", registered_at=at)
+        )
+        connection.execute(
+            runs.insert().values(
+                run="demo", version=1, status=RunStatus.ENROLLING, config={}, classes=["a"], manifest=[],
+                completed_rounds=0, initial_model="0" * 64, created_at=at,
+            )
+        )  # fmt: skip
+        connection.execute(
+            enrolments.insert().values(
+                run="demo", client="north", role=Role.TRAINER, status=EnrolmentStatus.READY, index=3,
+                examples=40, device="cpu", discrepancy=0.5, discrepancy_metric="kl", enrolled_at=at,
+            )
+        )  # fmt: skip
+    upgrade(empty_database_url)
+    with engine.begin() as connection:
+        (row,) = connection.execute(sa.select(enrolments))
+        assert (row.left_out, row.examples, row.discrepancy, row.enrolled_at) == (None, 40, 0.5, at)
+        connection.execute(enrolments.update().values(left_out={"hidden": 2}))
+        assert connection.scalar(sa.select(enrolments.c.left_out)) == {"hidden": 2}
+    downgrade(empty_database_url, "0001")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM enrolments"))
+        assert (older.client, older.examples) == ("north", 40)
+        assert "left_out" not in older._fields
+    engine.dispose()

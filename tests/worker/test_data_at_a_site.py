@@ -1,0 +1,158 @@
+"""Data as they are, at a worker with a real coordinator: cases D1, D4 and D5 of issue 8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shared.config import Frozen
+from shared.data import Examples
+from shared.tasks.base import Split, Task
+from tests.helpers.live_coordinator import Live
+from tests.helpers.worker_crew import Member, create, worker
+from worker.enrolment import MISFIT
+
+OPTIONS = {"classes": ["a", "b"], "size": 16}
+
+
+def images(folder: Path, format: dict[str, str], number: int = 20) -> Path:
+    """Noise in a folder for each class, with the suffix that ``format`` says."""
+    random = np.random.default_rng(0)
+    for name, suffix in format.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index in range(number):
+            pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index:02}{suffix}")
+    return folder
+
+
+def row_of(at: Live, run: str, client: str) -> dict[str, Any]:
+    """The client's enrolment, once there is one."""
+    found: dict[str, Any] = at.wait_for(
+        lambda: next((row for row in at.run(run)["enrolments"] if row["client"] == client), None)
+    )
+    return found
+
+
+def revoke(at: Live, member: Member) -> None:
+    """End a worker that waits for work."""
+    assert at.admin.delete(f"/clients/{member.settings.name}").status_code == 204
+    assert member.join() == 3
+
+
+def test_d1_tif_counts_and_what_is_left_out_is_on_the_page(at: Live, tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"a": ".png", "b": ".tif"})
+    (data / "a" / "notes.txt").write_text("private")
+    (data / ".DS_Store").write_text("private")
+    create(
+        at,
+        name="skin",
+        task="imagefolder",
+        task_options=OPTIONS,
+        rounds=1,
+        min_clients=1,
+        weighting={"kind": "disco"},
+    )
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    assert member.join() == 0
+    row = row_of(at, "skin", "north")
+    assert (row["examples"], row["discrepancy"]) == (40, 0)
+    assert row["left_out"] == {"hidden": 1, "not-an-image": 1}
+    assert "skin: train data: left out, no image by the name's ending: 1 (a/notes.txt)" in member.log
+    page = httpx.get(f"{at.url}/runs/skin").text
+    assert "left out: 1 hidden, 1 no image by the name" in page
+    assert "notes.txt" not in page
+
+
+def test_d4_a_broken_image_declines_the_run_and_the_worker_stays(at: Live, tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"a": ".png", "b": ".png"})
+    (data / "a" / "03.png").write_bytes(b"")
+    create(at, name="skin", task="imagefolder", task_options=OPTIONS, rounds=1, min_clients=1)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    row = row_of(at, "skin", "north")
+    assert (row["status"], row["reason"]) == ("declined", MISFIT)
+    at.wait_for(lambda: "not taking part, data: a/03.png in" in member.log)
+    assert "is empty (0 bytes)" in member.log
+    revoke(at, member)
+
+
+def test_d4_a_broken_image_is_skipped_where_the_site_says_so(at: Live, tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"a": ".png", "b": ".png"})
+    (data / "a" / "03.png").write_bytes(b"")
+    create(at, name="skin", task="imagefolder", task_options=OPTIONS, rounds=1, min_clients=1)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data, on_broken="skip")
+    assert member.join() == 0
+    row = row_of(at, "skin", "north")
+    assert (row["examples"], row["left_out"]) == (39, {"empty": 1})
+    assert "left out, empty files: 1 (a/03.png is empty (0 bytes))" in member.log
+
+
+class OddOptions(Frozen):
+    odd: Literal["none", "minus one", "one above", "fraction", "nan input"] = "none"
+
+
+class Odd(Task):
+    """A task of one's own whose data are not what its classes say."""
+
+    name = "odd"
+    Options = OddOptions
+    default_model = "mlp"
+    classes = ("no", "yes", "maybe")
+    input_shape = (2,)
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        assert isinstance(self.options, OddOptions)
+        inputs, targets = torch.zeros(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+        match self.options.odd:
+            case "minus one":
+                targets[4] = -1
+            case "one above":
+                targets[4:] = 3
+            case "fraction":
+                targets = targets.float()
+            case "nan input":
+                inputs[3, 1] = torch.nan
+        return Examples(inputs, targets)
+
+
+SAID = {
+    "minus one": "1 of 6 train examples have a label that is none of the run's classes, "
+    "the first is example 4 with -1. Labels go from 0 (no) to 2 (maybe).",
+    "one above": "2 of 6 train examples have a label that is none of the run's classes, "
+    "the first is example 4 with 3.",
+    "fraction": "the classes of 6 train examples are torch.float32 of shape [6], not 6 whole numbers",
+    "nan input": "1 of 6 train examples have an input that is not a finite number, the first is example 3",
+}
+
+
+@pytest.mark.parametrize("odd", SAID)
+def test_d5_labels_outside_the_contract_decline_the_run(at: Live, tmp_path: Path, odd: str) -> None:
+    name = f"{__name__}:Odd"
+    create(at, name="odd", task=name, task_options={"odd": odd}, min_clients=1, weighting={"kind": "disco"})
+    member = worker(at, tmp_path, "north", task=name)
+    row = row_of(at, "odd", "north")
+    assert (row["status"], row["reason"]) == ("declined", MISFIT)
+    at.wait_for(lambda: "not taking part" in member.log)
+    assert SAID[odd] in member.log
+    assert "trying again" not in member.log.lower()
+    revoke(at, member)
+
+
+def test_a_label_map_that_leads_to_no_class_declines_the_run(at: Live, tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"mel": ".png", "b": ".png"}, 4)
+    options = {"classes": ["melanoma", "b"], "size": 16}
+    create(at, name="skin", task="imagefolder", task_options=options, rounds=1, min_clients=1)
+    bad = worker(at, tmp_path, "bad", task="imagefolder", data=data, labels='{"mel": "melanom"}')
+    assert row_of(at, "skin", "bad")["reason"] == MISFIT
+    at.wait_for(lambda: "labels: 'mel' stands for 'melanom', which is none of the classes" in bad.log)
+    assert "Did you mean melanoma?" in bad.log
+    revoke(at, bad)
+    good = worker(at, tmp_path, "good", task="imagefolder", data=data, labels='{"mel": "melanoma"}')
+    assert good.join() == 0
+    assert row_of(at, "skin", "good")["examples"] == 8
