@@ -1,27 +1,48 @@
 """Models by name.
 
-A classification model says ``forward(x) = classifier(features(x))``, so that methods which look at
-the representation (MOON) find it under the same two names in every model.
+A model is the file ``shared/models/NAME.py`` (dashes as underscores) with its class under ``MODEL``, a
+:class:`shared.models.base.Model`; ``torchvision:NAME`` is one of torchvision's.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from torch import nn
+    from shared.models.base import Model
 
-__all__ = ["available", "build_model", "require_inputs"]
+__all__ = ["available", "build_model", "model_class", "require_inputs"]
 
 TORCHVISION = "torchvision:"
+_HELPERS = frozenset({"base", "shapes", "torchvision"})
 
 
 def available() -> tuple[str, ...]:
     """Names of the models written here; ``torchvision:NAME`` is understood beside them."""
-    return ("mlp", "resnet18-gn", "simple-cnn", "textcnn")
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name.replace("_", "-") for name in modules if name not in _HELPERS))
+
+
+def model_class(name: str) -> type[Model]:
+    """The class of a model written here.
+
+    Raises:
+        InvalidConfiguration: an unknown name (near matches are listed).
+    """
+    if name not in available():
+        near = difflib.get_close_matches(name, available(), n=3, cutoff=0.4) or list(available())
+        raise InvalidConfiguration(
+            f"model: there is no model {name!r}.",
+            hint=f"Did you mean {' or '.join(near)}? torchvision's models are written torchvision:NAME.",
+        )
+    found: type[Model] = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").MODEL
+    return found
 
 
 def require_inputs(name: str, tokens: bool) -> None:
@@ -30,15 +51,17 @@ def require_inputs(name: str, tokens: bool) -> None:
     Raises:
         InvalidConfiguration: a known model that takes the other kind.
     """
-    if name in available() and (name == "textcnn") != tokens:
-        raise InvalidConfiguration(
-            f"model: {name} takes {'numbers' if tokens else 'texts'}, "
-            f"the task gives {'texts' if tokens else 'numbers'}.",
-            hint="Use textcnn for texts." if tokens else "Use textcnn for texts only.",
-        )
+    if name not in available() or (model_class(name).takes == "texts") == tokens:
+        return
+    for_texts = " or ".join(other for other in available() if model_class(other).takes == "texts")
+    raise InvalidConfiguration(
+        f"model: {name} takes {'numbers' if tokens else 'texts'}, "
+        f"the task gives {'texts' if tokens else 'numbers'}.",
+        hint=f"Use {for_texts} for texts." if tokens else f"Use {for_texts} for texts only.",
+    )
 
 
-def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> Model:
     """A fresh model for inputs of ``input_shape`` (without the batch axis) and ``classes`` outputs.
 
     Initial values come from torch's global generator: ``Task.build_model`` seeds it and puts it back.
@@ -50,24 +73,5 @@ def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> nn.Mod
         from shared.models.torchvision import torchvision_model
 
         return torchvision_model(name.removeprefix(TORCHVISION), classes, input_shape)
-    if name == "mlp":
-        from shared.models.mlp import MLP
-
-        return MLP(classes, input_shape)
-    if name == "simple-cnn":
-        from shared.models.simple_cnn import SimpleCNN
-
-        return SimpleCNN(classes, input_shape)
-    if name == "resnet18-gn":
-        from shared.models.resnet18_gn import ResNet18GN
-
-        return ResNet18GN(classes, input_shape)
-    if name == "textcnn":
-        from shared.models.textcnn import TextCNN
-
-        return TextCNN(classes, input_shape)
-    near = difflib.get_close_matches(name, available(), n=3, cutoff=0.4) or list(available())
-    raise InvalidConfiguration(
-        f"model: there is no model {name!r}.",
-        hint=f"Did you mean {' or '.join(near)}? torchvision's models are written torchvision:NAME.",
-    )
+    build: Callable[[int, tuple[int, ...]], Model] = model_class(name)
+    return build(classes, input_shape)

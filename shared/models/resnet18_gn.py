@@ -6,14 +6,13 @@ He et al., CVPR 2016, with a 3x3 stem of stride 1, no max-pooling, and GroupNorm
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shared.models.base import Model
 from shared.models.shapes import require_images
 
-__all__ = ["ResNet18GN"]
+__all__ = ["MODEL", "ResNet18GN"]
 
 GROUPS = 2
 
@@ -41,8 +40,10 @@ class Block(nn.Module):
         return functional.relu(self.norm2(self.conv2(hidden)) + self.shortcut(inputs))
 
 
-class ResNet18GN(nn.Module):
+class ResNet18GN(Model):
     """11,172,423 parameters for 3 channels and 7 classes, 11,220,132 for 100 classes."""
+
+    takes = "images"
 
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -59,6 +60,5 @@ class ResNet18GN(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, channels, height, width) to logits (B, classes)."""
-        return cast(Tensor, self.classifier(self.features(inputs)))
+
+MODEL = ResNet18GN

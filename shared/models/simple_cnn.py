@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import cast
+from torch import nn
 
-from torch import Tensor, nn
-
+from shared.models.base import Model
 from shared.models.shapes import require_images
 
-__all__ = ["SimpleCNN"]
+__all__ = ["MODEL", "SimpleCNN"]
 
 
-class SimpleCNN(nn.Module):
+class SimpleCNN(Model):
     """Two 5x5 convolutions (6, 16 channels) with max-pooling, then FC 120, FC 84, FC classes.
 
     62,006 parameters for (3, 32, 32) and 10 classes, 44,426 for (1, 28, 28). The paper lists one
     pooling layer; its code has two, and only two give its flattened size of 400.
     """
+
+    takes = "images"
 
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -38,11 +39,10 @@ class SimpleCNN(nn.Module):
         )
         self.classifier = nn.Linear(84, classes)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, channels, height, width) to logits (B, classes)."""
-        return cast(Tensor, self.classifier(self.features(inputs)))
-
 
 def _after_both(side: int) -> int:
     """Pixels that are left of ``side`` after both convolutions and poolings (32 -> 5, 28 -> 4)."""
     return ((side - 4) // 2 - 4) // 2
+
+
+MODEL = SimpleCNN

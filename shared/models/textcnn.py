@@ -10,20 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.data.tokens import VOCABULARY
+from shared.models.base import Model
 from shared.problems import InvalidConfiguration
 
-__all__ = ["TextCNN"]
+__all__ = ["MODEL", "TextCNN"]
 
 WIDTHS = (3, 4, 5)
 ROUND_UP = 16
 
 
-class TextCNN(nn.Module):
+class TextCNN(Model):
     """embedding 32 - convolutions over 3, 4, 5 tokens (100 channels each) - ReLU - max over time - dropout.
 
     1,063,904 parameters for four classes, of which 1,024,000 embed the 32,000 buckets of tokens. The
     padding's vector is zero and stays so.
     """
+
+    takes = "texts"
 
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -34,10 +37,6 @@ class TextCNN(nn.Module):
             )
         self.features = Features()
         self.classifier = nn.Linear(100 * len(WIDTHS), classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, tokens) to logits (B, classes)."""
-        return cast(Tensor, self.classifier(self.features(tokens)))
 
 
 class Features(nn.Module):
@@ -67,3 +66,6 @@ def _without_needless_padding(tokens: Tensor) -> Tensor:
     """
     longest = int((tokens != 0).sum(dim=1).max()) if len(tokens) else 0
     return tokens[:, : math.ceil((longest + max(WIDTHS)) / ROUND_UP) * ROUND_UP]
+
+
+MODEL = TextCNN

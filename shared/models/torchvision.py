@@ -6,25 +6,24 @@ import difflib
 from collections.abc import Callable
 from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
+from shared.models.base import Model
 from shared.models.shapes import require_images
 from shared.problems import InvalidConfiguration
 
 __all__ = ["TorchvisionModel", "torchvision_model"]
 
 
-class TorchvisionModel(nn.Module):
+class TorchvisionModel(Model):
     """A torchvision model whose last linear layer is taken out of it and called ``classifier``."""
+
+    takes = "images"
 
     def __init__(self, features: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
         self.features = features
         self.classifier = classifier
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, 3, height, width) to logits (B, classes)."""
-        return cast(Tensor, self.classifier(self.features(inputs)))
 
 
 def torchvision_model(name: str, classes: int, input_shape: tuple[int, ...]) -> TorchvisionModel:

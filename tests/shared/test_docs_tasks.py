@@ -11,6 +11,7 @@ import yaml
 
 from shared.config import Partition, RunConfig
 from shared.models import available as models
+from shared.models import model_class
 from shared.tasks import available, load_task, task_of
 from shared.tasks.base import Task
 
@@ -41,6 +42,12 @@ def test_a_section_names_each_option_and_the_model(name: str) -> None:
     said = set(re.findall(r"[Mm]odel `([\w-]+)`", section))
     assert task(name).default_model in said <= set(models())
     assert ("No options" in section) == (not type(task(name)).Options.model_fields)
+
+
+def test_the_table_of_models_has_each_of_them_and_what_it_takes() -> None:
+    _, _, table = TASKS.partition("# Models\n")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\w+)", table, re.MULTILINE)
+    assert rows == [(name, model_class(name).takes) for name in models()]
 
 
 def test_the_example_of_a_table_is_a_configuration() -> None:

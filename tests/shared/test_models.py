@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shared.models import available, build_model
+from shared.models import available, build_model, model_class
+from shared.models.base import Model
 from shared.problems import InvalidConfiguration
 
 
@@ -29,11 +30,22 @@ def test_published_sizes(name: str, classes: int, shape: tuple[int, ...], count:
     assert parameters(build_model(name, classes, shape)) == count
 
 
+def test_every_file_is_a_model_that_says_what_it_takes() -> None:
+    assert set(available()) >= {"mlp", "resnet18-gn", "simple-cnn", "textcnn"}
+    for name in available():
+        kind = model_class(name)
+        assert issubclass(kind, Model)
+        assert kind.__module__ == f"shared.models.{name.replace('-', '_')}"
+        assert vars(kind)["takes"] in ("images", "numbers", "texts"), "its own, not inherited"
+        assert (kind.__doc__ or "").strip(), name
+
+
 @pytest.mark.parametrize("name", [*available(), "torchvision:resnet18", "torchvision:mobilenet_v3_small"])
 def test_forward_is_classifier_of_features(name: str) -> None:
-    shape = (20,) if name == "textcnn" else (3, 32, 32)
+    texts = name in available() and model_class(name).takes == "texts"
+    shape = (20,) if texts else (3, 32, 32)
     model = build_model(name, 7, shape).eval()
-    inputs = torch.randint(0, 32_000, (2, *shape)) if name == "textcnn" else torch.rand(2, *shape)
+    inputs = torch.randint(0, 32_000, (2, *shape)) if texts else torch.rand(2, *shape)
     outputs = model(inputs)
     assert outputs.shape == (2, 7)
     assert isinstance(model.classifier, nn.Linear)
