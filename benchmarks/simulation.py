@@ -1,14 +1,15 @@
-"""The simulation's engines against a plain PyTorch loop doing the same training: one JSON line.
+"""The simulation's engines and kernels against a plain PyTorch loop doing the same training: one JSON line.
 
 Sixty clients (NIID-2, 50 + 10), ten a round, SGD with momentum 0.9. ``--task images``: simple CNN on noise
-of 3x32x32 with CIFAR-10's crop, flip and normalisation. ``--task texts``: TextCNN on random tokens, as many a
-text as AG News has. A round is counted whole: the plain loop averages the clients' models in memory; the
-engines also read and write the files that a service would send, and aggregate those.
+of 3x32x32 with CIFAR-10's crop, flip and normalisation; ``cifar10``: the same on the data set (``--data``);
+``texts``: TextCNN on random tokens, as many a text as AG News has. A round is counted whole: the plain loop
+averages the clients' models in memory; the others also read and write the files that a service would send,
+and aggregate those.
 
 * ``samples_per_second``: by wall clock, medians of the rounds, which they do in turns.
 * ``samples_per_cpu_second``: by CPU time of the process and its children, for crowded machines.
-* ``speed``: the plain loop's CPU time over an engine's, the median of the turns; ``speed_by_wall``: the same
-  of wall clock times, where two processes gain by a second core.
+* ``speed``: CPU time of the plain loop in one process over theirs, the median of the turns;
+  ``speed_by_wall``: the same of wall clock times, where two processes gain by a second core.
 * ``difference``: largest distance of a parameter from the plain loop's, after all rounds.
 
 Run: ``python -m benchmarks.simulation``
@@ -17,15 +18,17 @@ Run: ``python -m benchmarks.simulation``
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import torch
@@ -42,14 +45,18 @@ from shared.tasks.base import Split
 from shared.tasks.cifar10 import CIFAR10
 from shared.tasks.texts import TextOptions
 from shared.training.batches import batches
+from shared.training.workbench import Workbench
 from shared.wire.tensors import load_into, state_of
-from simulation.engines import Engine, InProcess, Processes
+from simulation.engines import Engine
+from simulation.engines.in_process import InProcess
+from simulation.engines.processes import Processes, use_one_thread
 from simulation.federation import Federation
-from simulation.grouped import Grouped
-from simulation.jobs import Workshop
-from simulation.native import Native
+from simulation.jobs import WorkbenchSpec, workbench_of
+from simulation.kernels import KernelsName
 
-PLAIN = "plain"
+State = Mapping[str, Tensor]
+
+PLAIN = "plain, 1 process"
 
 
 class NoiseOptions(Frozen):
@@ -97,6 +104,7 @@ class RandomTexts(AGNews):
 TASKS: dict[str, tuple[str, Sequence[str], str]] = {
     "images": ("benchmarks.simulation:Noise", CIFAR10.classes, "niid2:50+10"),
     "texts": ("benchmarks.simulation:RandomTexts", AGNews.classes, "niid2:50+10:2"),
+    "cifar10": ("cifar10", CIFAR10.classes, "niid2:50+10"),
 }
 
 
@@ -106,7 +114,7 @@ def config(kind: str, rounds: int, epochs: int, examples: int) -> RunConfig:
         {
             "name": "simulation",
             "task": task,
-            "task_options": {"examples": examples},
+            "task_options": {} if kind == "cifar10" else {"examples": examples},
             "classes": classes,
             "rounds": rounds,
             "weighting": {"kind": "sizes"},
@@ -120,33 +128,18 @@ def config(kind: str, rounds: int, epochs: int, examples: int) -> RunConfig:
 # ---------------------------------------------------------------- the plain loop
 
 
-class PlainLoop:
+class PlainClients:
     """What a researcher's script does: one client after the other, everything in memory."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self.workshop = workshop
-        self.model: nn.Module = workshop.task.build_model(None, workshop.config.seed)
-        self.state = state_of(self.model)
+    def __init__(self, workbench: Workbench) -> None:
+        self.workbench = workbench
+        self.model: nn.Module = workbench.task.build_model(None, workbench.config.seed)
 
-    def round(self, number: int, clients: Sequence[int]) -> None:
-        sizes = [len(self.workshop.examples(client)) for client in clients]
-        mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
-        for client, size in zip(clients, sizes, strict=True):
-            load_into(self.model, self.state)
-            self.train(number, client)
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    mean[name].add_(parameter, alpha=size / sum(sizes))
-        self.state = mean
-
-    def samples(self, number: int, client: int) -> int:
-        """What one round trains the client on, repetitions counted."""
-        config, size = self.workshop.config, len(self.workshop.examples(client))
-        return sum(len(part) for _, part in batches(config.local, size, config.seed, number, client))
-
-    def train(self, number: int, client: int) -> None:
-        local, seed = self.workshop.config.local, self.workshop.config.seed
-        task, examples = self.workshop.task, self.workshop.examples(client)
+    def train(self, state: State, number: int, client: int) -> State:
+        """The client's model after its round."""
+        local, seed = self.workbench.config.local, self.workbench.config.seed
+        task, examples = self.workbench.task, self.workbench.training_examples(client)
+        load_into(self.model, state)
         optimizer = torch.optim.SGD(
             self.model.parameters(), local.learning_rate, local.momentum, weight_decay=local.weight_decay
         )
@@ -159,6 +152,44 @@ class PlainLoop:
             loss = nn.functional.cross_entropy(self.model(inputs), examples.targets[positions])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+
+@cache
+def plain_clients(spec: WorkbenchSpec) -> PlainClients:
+    """This process's."""
+    return PlainClients(workbench_of(spec))
+
+
+def train_plain(spec: WorkbenchSpec, number: int, state: State, client: int) -> State:
+    """What a pool's process runs."""
+    return plain_clients(spec).train(state, number, client)
+
+
+class PlainLoop:
+    """Averages the clients' models by their sizes; ``pool`` trains them side by side."""
+
+    def __init__(self, spec: WorkbenchSpec, pool: ProcessPoolExecutor | None) -> None:
+        self._spec = spec
+        self._pool = pool
+        self._clients = plain_clients(spec)
+        self.state: State = state_of(self._clients.model)
+
+    def round(self, number: int, clients: Sequence[int]) -> None:
+        sizes = [len(self._clients.workbench.training_examples(client)) for client in clients]
+        train = partial(train_plain, self._spec, number, self.state)
+        trained = map(train, clients) if self._pool is None else self._pool.map(train, clients)
+        mean = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        for state, size in zip(trained, sizes, strict=True):
+            for name, tensor in state.items():
+                mean[name].add_(tensor, alpha=size / sum(sizes))
+        self.state = mean
+
+
+def samples_of(workbench: Workbench, number: int, client: int) -> int:
+    """What one round trains the client on, repetitions counted."""
+    config, size = workbench.config, len(workbench.training_examples(client))
+    return sum(len(part) for _, part in batches(config.local, size, config.seed, number, client))
 
 
 # ---------------------------------------------------------------- measuring
@@ -186,10 +217,10 @@ def cpu_seconds() -> float:
 class EngineLoop:
     """Rounds of the simulation, without the evaluation."""
 
-    def __init__(self, engine: Engine, workshop: Workshop, folder: Path) -> None:
+    def __init__(self, engine: Engine, workbench: Workbench, folder: Path) -> None:
         folder.mkdir()
-        self.federation = Federation(workshop.config, workshop, folder)
-        self.names = [spec.name for spec in workshop.manifest]
+        self.federation = Federation(workbench.config, workbench, folder)
+        self.names = [spec.name for spec in workbench.manifest]
         self._rounds = self.federation.rounds(engine)
 
     @property
@@ -206,35 +237,49 @@ class EngineLoop:
         return wire.read_group(self._model, wire.MODEL, self.names)
 
 
-def measure(folder: Path, given: RunConfig, grouped: bool) -> dict[str, Any]:
-    """The rounds of the configuration, of which the first warms up; ``grouped``: with that engine too."""
-    workshop = Workshop(given, None)
-    plain = PlainLoop(workshop)
-    with ExitStack() as open_engines:
-        engines: dict[str, Engine] = {
-            "in-process": open_engines.enter_context(InProcess(workshop)),
-            "processes": open_engines.enter_context(Processes(given, None, None, 2)),
-            "native": open_engines.enter_context(Native(Workshop(given, None))),  # changes its model
-        }
-        if grouped:
-            engines["grouped"] = open_engines.enter_context(Grouped(workshop))
-        loops = {name: EngineLoop(engine, workshop, folder / name) for name, engine in engines.items()}
-        times = {name: Times() for name in (PLAIN, *loops)}
-        samples = [turn(number, plain, loops, times) for number in range(1, given.rounds + 1)]
+def measure(folder: Path, given: RunConfig, source: Path | None, processes: int) -> dict[str, Any]:
+    """The rounds of the configuration, of which the first warms up; with several processes as well as one."""
+    specs = {kernels: WorkbenchSpec.of(given, source, kernels=kernels) for kernels in get_args(KernelsName)}
+    workbenches = {kernels: spec.build() for kernels, spec in specs.items()}
+    with ExitStack() as opened:
+        plain = {PLAIN: PlainLoop(specs["torch"], None)}
+        engines: dict[str, tuple[Engine, Workbench]] = {}
+        for kernels, workbench in workbenches.items():
+            engines[f"{kernels}, 1 process"] = opened.enter_context(InProcess(workbench)), workbench
+        if processes > 1:
+            context = multiprocessing.get_context("spawn")
+            pool = opened.enter_context(ProcessPoolExecutor(processes, context, use_one_thread))
+            plain[f"plain, {processes} processes"] = PlainLoop(specs["torch"], pool)
+            for kernels, workbench in workbenches.items():
+                engine = opened.enter_context(Processes(specs[kernels], processes))
+                engines[f"{kernels}, {processes} processes"] = engine, workbench
+        loops = {name: EngineLoop(*engine, folder / name) for name, engine in engines.items()}
+        times = {name: Times() for name in (*plain, *loops)}
+        samples = [
+            turn(number, workbenches["torch"], plain, loops, times) for number in range(1, given.rounds + 1)
+        ]
+    states = {name: loop.state for name, loop in plain.items()}
+    states |= {name: loop.state for name, loop in loops.items()}
     return figures(times, samples) | {
-        "difference": {name: largest(plain.state, loop.state) for name, loop in loops.items()}
+        "difference": {name: largest(states[PLAIN], state) for name, state in states.items()}
     }
 
 
-def turn(number: int, plain: PlainLoop, loops: dict[str, EngineLoop], times: dict[str, Times]) -> int:
+def turn(
+    number: int,
+    workbench: Workbench,
+    plain: dict[str, PlainLoop],
+    loops: dict[str, EngineLoop],
+    times: dict[str, Times],
+) -> int:
     """One round of each, another one first each time; the samples that each trained on."""
-    clients = loops["in-process"].clients
+    clients = next(iter(loops.values())).clients
     works: list[tuple[str, Callable[[], None]]] = [(name, loop.round) for name, loop in loops.items()]
-    works.append((PLAIN, partial(plain.round, number, clients)))
+    works += [(name, partial(loop.round, number, clients)) for name, loop in plain.items()]
     for place in range(len(works)):
         name, work = works[(number + place) % len(works)]
         times[name].measure(work)
-    return sum(plain.samples(number, client) for client in clients)
+    return sum(samples_of(workbench, number, client) for client in clients)
 
 
 def figures(times: dict[str, Times], samples: list[int]) -> dict[str, Any]:
@@ -254,19 +299,21 @@ def figures(times: dict[str, Times], samples: list[int]) -> dict[str, Any]:
     }
 
 
-def largest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def largest(one: State, other: State) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Simulation engines against a plain loop; prints one JSON line."
+        description="Simulation engines and kernels against a plain loop; prints one JSON line."
     )
     parser.add_argument("--task", choices=sorted(TASKS), default="images")
     parser.add_argument("--rounds", type=int, default=9, help="turns that count, after one that does not")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="side by side; 1: only one after the other")
+    parser.add_argument("--data", type=Path, help="the data set of --task cifar10: a folder or an archive")
     parser.add_argument("--examples", type=int, default=30_000, help="of all clients together")
-    chosen = parse(parser, {"rounds": 1, "epochs": 1, "examples": 1200})
+    chosen = parse(parser, {"rounds": 1, "epochs": 1, "examples": 1200, "processes": 1})
     torch.set_num_threads(1)
     about = {
         "benchmark": "simulation",
@@ -282,9 +329,9 @@ def main() -> None:
 
     def result(folder: Path) -> dict[str, Any]:
         try:
-            return about | measure(folder, given, grouped=chosen.task == "images")  # it does not know TextCNN
+            return about | measure(folder, given, chosen.data, chosen.processes)
         except BrokenProcessPool as error:
-            raise Failed("A process of the engine `processes` ended early.") from error
+            raise Failed("A process of a pool ended early.") from error
 
     print_result(result)
 

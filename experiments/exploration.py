@@ -22,9 +22,9 @@ from experiments.tables import Table
 from shared import wire
 from shared.config import RunConfig
 from shared.discrepancy import discrepancy
-from shared.training.evaluation import evaluate
+from shared.training.workbench import ClientTask, Workbench
 from shared.wire.tensors import load_into, state_of
-from simulation.jobs import Job, Workshop
+from simulation.jobs import Job, WorkbenchSpec, carry_out
 from simulation.results import Results, header
 
 __all__ = ["Trial", "exploration_page", "explore", "pair_of_like_size", "trials"]
@@ -62,12 +62,12 @@ def trials(table: Table, results: Path, *, seeds: int) -> list[Trial]:
 
 def explore(trial: Trial, source: Path | None, cache: Path | None = None, say: Say = print) -> None:
     """Carry out a trial and write its JSON lines, whole; ``cache`` keeps decoded data."""
-    workshop = Workshop(trial.config, source, cache)
+    workbench = WorkbenchSpec.of(trial.config, source, cache).build()
     with tempfile.TemporaryDirectory() as folder:
-        apprentice = _Alone(workshop, Path(folder), say)
-        lines = _blends(apprentice) if trial.kind == "exploration-1" else _correlations(apprentice)
+        alone = _Alone(workbench, Path(folder), say)
+        lines = _blends(alone) if trial.kind == "exploration-1" else _correlations(alone)
     trial.out.parent.mkdir(parents=True, exist_ok=True)
-    Results(trial.out).rewrite([header(trial.config, "in-process", workshop.device), *lines])
+    Results(trial.out).rewrite([header(trial.config, "in-process", "torch", workbench.device), *lines])
 
 
 def pair_of_like_size(sizes: list[int], discrepancies: list[float]) -> tuple[int, int]:
@@ -93,35 +93,33 @@ def pair_of_like_size(sizes: list[int], discrepancies: list[float]) -> tuple[int
 class _Alone:
     """Clients that train alone from the initial model, and the score of any model."""
 
-    def __init__(self, workshop: Workshop, folder: Path, say: Say) -> None:
-        self.workshop = workshop
+    def __init__(self, workbench: Workbench, folder: Path, say: Say) -> None:
+        self.workbench = workbench
         self._folder, self._say = folder, say
-        wire.write(folder / "model", {wire.MODEL: state_of(workshop.model)})
-        self._test = workshop.test_examples()
+        wire.write(folder / "model", {wire.MODEL: state_of(workbench.model)})
+        self._test = workbench.test_examples
 
     def sizes(self) -> list[int]:
-        return [len(self.workshop.examples(index)) for index in range(self.workshop.clients)]
+        return [len(self.workbench.training_examples(index)) for index in range(self.workbench.clients)]
 
     def discrepancies(self) -> list[float]:
         """L2 distance to uniform, as in the paper's exploration."""
-        workshop = self.workshop
-        return [discrepancy(workshop.counts(index), "uniform", "l2") for index in range(workshop.clients)]
+        workbench = self.workbench
+        return [
+            discrepancy(workbench.class_counts(index), "uniform", "l2") for index in range(workbench.clients)
+        ]
 
     def model(self, index: int) -> Mapping[str, Tensor]:
-        folder, names = self._folder, [spec.name for spec in self.workshop.manifest]
-        update = folder / f"update-{index}"
-        job = Job(1, index, 1.0, folder / "model", None, None, update, folder / f"kept-{index}")
-        self.workshop.work(job)
+        folder, names = self._folder, [spec.name for spec in self.workbench.manifest]
+        task = ClientTask(1, index, 1.0, took_part=False, model=folder / "model")
+        job = Job(task, folder / f"update-{index}", folder / f"kept-{index}")
+        carry_out(self.workbench, job)
         self._say(f"client {index} has trained")
-        return wire.read_group(update, wire.MODEL, names)
+        return wire.read_group(job.update, wire.MODEL, names)
 
     def accuracy(self, tensors: Mapping[str, Tensor]) -> float:
-        workshop = self.workshop
-        load_into(workshop.model, tensors)
-        metrics = evaluate(
-            task=workshop.task, model=workshop.model, examples=self._test, device=workshop.device
-        )
-        return float(metrics.accuracy or 0.0)
+        load_into(self.workbench.model, tensors)
+        return float(self.workbench.evaluate(self._test).accuracy or 0.0)
 
 
 def _blends(alone: _Alone) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 from shared.config import RunConfig
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
-from simulation.run import Results, same_results
+from simulation.results import Results, made_with, same_results
 
 __all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
 
@@ -87,9 +87,8 @@ def read_curve(path: Path, config: RunConfig) -> Curve | None:
 
 def _made_with(header: dict[str, Any]) -> str:
     """Engine and kernels, kind of processor and commit, as far as the file names them."""
-    machine = header.get("machine", {})
-    parts = [f"engine {machine.get('engine', 'in-process')}"]
-    parts += [f"kernels {machine['kernels']}"] if "kernels" in machine else []
+    machine, made = header.get("machine", {}), made_with(header)
+    parts = [f"engine {made.engine}", f"kernels {made.kernels}"]
     parts += [machine["processor"]] if "processor" in machine else []
     parts += [f"commit {header['commit'][:10]}"] if header.get("commit") else []
     return ", ".join(parts)

@@ -19,8 +19,9 @@ from experiments.tables import HERE, Table, available, load_table, settings
 from experiments.theory_page import theory_page
 from shared.config import Frozen
 from shared.problems import InvalidConfiguration
-from simulation.engines import EngineName
-from simulation.ray_sweep import sweep_over_nodes
+from simulation.engines import EngineName, choose_engine
+from simulation.kernels import KernelsName
+from simulation.ray.sweep import sweep_over_nodes
 from simulation.sweep import Planned, Swept, claimed, sweep
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
@@ -42,7 +43,8 @@ class Request(Frozen):
     rounds: int | None = None
     only: str = "*"
     processes: int = 1
-    engine: EngineName = "in-process"
+    engine: EngineName | None = None
+    kernels: KernelsName = "torch"
     device: str = "cpu"
     address: str | None = None
     data: Path | None = None
@@ -104,23 +106,19 @@ def _run_all(asked: Table, request: Request, say: Say) -> bool:
     for task, why in missing.without_data.items():
         say(f"{asked.name}: no data for {task}: {why}")
     say(f"{asked.name}: {len(plan)} runs, {len(missing.runs)} to do")
-    ended = _swept(missing.runs, request, say)
+    ended = _sweep(missing.runs, request, say)
     return all(run.state != "failed" for run in ended) and not missing.without_data
 
 
-def _swept(runs: Sequence[Planned], request: Request, say: Say) -> list[Swept]:
-    """On this machine, or over a cluster: an address alone also asks for one, to train by another engine."""
-    if request.engine != "ray" and not request.address:
+def _sweep(runs: Sequence[Planned], request: Request, say: Say) -> list[Swept]:
+    """The runs one after the other, side by side, or over a cluster; each trains in one process."""
+    engine = choose_engine(request.engine, request.processes, request.address)
+    if engine != "ray":
         return sweep(runs, processes=request.processes, say=say)
     if request.device != "cpu":
         raise InvalidConfiguration(
             f"device: runs over a cluster train on the CPU, received {request.device}.",
             hint="Leave device out, or run on one machine.",
-        )
-    if request.processes > 1:
-        raise InvalidConfiguration(
-            f"processes: a cluster has one for each of its cores, received {request.processes}.",
-            hint="Leave processes out.",
         )
     return sweep_over_nodes(runs, address=request.address, say=say) if runs else []
 
@@ -136,9 +134,8 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
             without[run.config.task] = str(problem)
             continue
         work = request.results / WORK
-        engine = "in-process" if request.engine == "ray" else request.engine
         cache, out = work / "cache", work / run.file
-        runs.append(Planned(run.config, out, source, cache, run.rounds, engine, request.device))
+        runs.append(Planned(run.config, out, source, cache, run.rounds, request.kernels, request.device))
     return _Missing(tuple(runs), without)
 
 

@@ -56,7 +56,15 @@ Address = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        help="Where the engine in-process trains: cpu, cuda, cuda:N, mps, or auto for the best there is."
+        help="Where to train: cpu, cuda, cuda:N, mps, or auto for the best there is; other than cpu with the "
+        "engine in-process and the kernels torch."
+    ),
+]
+Kernels = Annotated[
+    Literal["torch", "native"],
+    typer.Option(
+        help="How a client is computed: by PyTorch, or small networks faster, and equal but for rounding, by "
+        "kernels of our own, which a C++ compiler builds here at the first use."
     ),
 ]
 LOCAL = "http://127.0.0.1:8000"
@@ -158,19 +166,20 @@ def simulate_run(
     data: Annotated[Path | None, typer.Option(help="Folder or archive with the data.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
     engine: Annotated[
-        Literal["in-process", "processes", "grouped", "native", "ray"] | None,
+        Literal["in-process", "processes", "ray"] | None,
         typer.Option(
-            help="How a round's clients are trained: one by one, side by side, as one model (grouped), by "
-            "compiled kernels (native), or over the nodes of a Ray cluster (ray); grouped and native are "
-            "faster, and equal but for rounding. [default: in-process, or processes if there are several]"
+            help="How a round's clients are mapped: one after the other, side by side, or over the nodes of "
+            "a Ray cluster; the same models, bit for bit. [default: what --processes or --address asks for, "
+            "otherwise in-process]"
         ),
     ] = None,
+    kernels: Kernels = "torch",
     address: Address = None,
     device: Device = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="Number of clients to train side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads if there is one process.")] = 1,
 ) -> None:
-    """Run a configuration on this machine without HTTP: the same models, bit for bit (see --engine)."""
+    """Run a configuration without a coordinator: the same models, bit for bit, with the kernels torch."""
     from feddisco.admin import load_config
 
     given = load_config(config)  # a wrong one is reported without waiting for PyTorch
@@ -185,6 +194,7 @@ def simulate_run(
         out=out,
         cache=cache,
         engine=engine,
+        kernels=kernels,
         processes=processes,
         address=address,
         device=device,
@@ -205,12 +215,14 @@ def reproduce_table(
     only: Annotated[str, typer.Option(help="Only runs whose name matches, like '*-fedavg-*-s0'.")] = "*",
     processes: Annotated[int, typer.Option(min=1, help="Number of runs side by side, one core each.")] = 1,
     engine: Annotated[
-        Literal["in-process", "grouped", "native", "ray"],
+        Literal["in-process", "processes", "ray"] | None,
         typer.Option(
-            help="How each run trains a round's clients: see simulate. With ray, each run is in-process, and "
-            "the runs go over all nodes of a Ray cluster, one a core."
+            help="How the runs are mapped: one after the other, side by side, or over the nodes of a Ray "
+            "cluster, one a core. Each run trains in one process. [default: what --processes or --address "
+            "asks for, otherwise in-process]"
         ),
-    ] = "in-process",
+    ] = None,
+    kernels: Kernels = "torch",
     address: Address = None,
     device: Device = "cpu",
     data: Annotated[

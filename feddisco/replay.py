@@ -57,8 +57,8 @@ def _recompute(given: AggregationInput, blobs: BlobStore, folder: Path) -> tuple
 
     for update in given.updates:
         _check_kept(given, update, blobs)
-    made = close_stored(given, given.updates, fetch_verified, folder).made
-    return (None, None) if made is None else (made.model.digest, made.scored.digest)
+    files = close_stored(given, given.updates, fetch_verified, folder).files
+    return (None, None) if files is None else (files.model.digest, files.scored.digest)
 
 
 def _check_kept(given: AggregationInput, update: Update, blobs: BlobStore) -> None:

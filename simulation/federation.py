@@ -21,30 +21,33 @@ from server.lifecycle.events import (
     UpdateReceived,
 )
 from server.lifecycle.machine import decide
-from server.lifecycle.state import Policy, Run
+from server.lifecycle.state import Policy, Round, Run
 from server.lifecycle.views import relative_sizes
 from shared import wire
-from shared.aggregation.round_end import Arrived, Closed, Start, close_round
+from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
 from shared.algorithms.base import UpdateInfo
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
 from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
-from shared.weighting import Contribution
+from shared.training.workbench import ClientTask
+from shared.weighting import Contribution, ledger
 from shared.wire.tensors import state_of
-from simulation.jobs import Done, Job
+from simulation.jobs import Job
 
 if TYPE_CHECKING:
+    from shared.aggregation import Aggregated
     from shared.config import RunConfig
+    from shared.training.workbench import Workbench
     from shared.weighting import LedgerEntry
     from shared.wire import Written
     from simulation.engines import Engine
-    from simulation.jobs import Workshop
+    from simulation.jobs import ClientResult
 
-__all__ = ["CHECKPOINT", "Federation", "Files", "RoundOutcome"]
+__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Federation", "RoundOutcome"]
 
-CHECKPOINT = "checkpoint.json"
+CHECKPOINT_FILE = "checkpoint.json"
 
 START = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 """The simulation's clock stands still: no deadline ever passes."""
@@ -52,16 +55,16 @@ START = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """A completed round: who trained, what each weighed, and the model to score."""
+    """A completed round: what came of each client, what each weighed, and the model to score."""
 
     round: int
-    done: tuple[Done, ...]
+    results: tuple[ClientResult, ...]
     ledger: tuple[LedgerEntry, ...]
     scored: Path
     digest: str
 
 
-class Files(Frozen):
+class Checkpoint(Frozen):
     """Where the run stands, as names of files in its folder; replaced whole after every round."""
 
     completed: int = 0
@@ -81,17 +84,18 @@ class Federation:
     A folder that an interrupted process left is gone on with, after its last completed round.
     """
 
-    def __init__(self, config: RunConfig, workshop: Workshop, folder: Path) -> None:
+    def __init__(self, config: RunConfig, workbench: Workbench, folder: Path) -> None:
         self.config = config
         self.folder = folder
-        self._workshop = workshop
-        self._sizes = [len(workshop.examples(index)) for index in range(workshop.clients)]
-        self._discrepancies = [self._discrepancy(index) for index in range(workshop.clients)]
+        self._workbench = workbench
+        self._sizes = [len(workbench.training_examples(index)) for index in range(workbench.clients)]
+        self._discrepancies = [self._discrepancy(index) for index in range(workbench.clients)]
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config))
+        self._took_part: set[int] = set()
         remove_partial(folder)
-        self.files = self._found() or self._begun()
+        self.checkpoint = self._read_checkpoint() or self._write_initial_model()
         self._enrol()
-        for _ in range(self.files.completed):
+        for _ in range(self.checkpoint.completed):
             self._skip_round()
 
     def rounds(self, engine: Engine, until: int | None = None) -> Iterator[RoundOutcome]:
@@ -101,29 +105,29 @@ class Federation:
         again if the process dies before.
         """
         last = self.config.rounds if until is None else until
-        while self.run.status is RunStatus.RUNNING and self.files.completed < last:
-            outcome, files = self._round(engine)
+        while self.run.status is RunStatus.RUNNING and self.checkpoint.completed < last:
+            outcome, checkpoint = self._round(engine)
             yield outcome
-            self._commit(files)
+            self._commit(checkpoint)
 
     # ------------------------------------------------------------ files
 
     def _path(self, name: str | None) -> Path | None:
         return None if name is None else self.folder / name
 
-    def _found(self) -> Files | None:
-        checkpoint = self.folder / CHECKPOINT
-        return Files.model_validate_json(checkpoint.read_bytes()) if checkpoint.exists() else None
+    def _read_checkpoint(self) -> Checkpoint | None:
+        path = self.folder / CHECKPOINT_FILE
+        return Checkpoint.model_validate_json(path.read_bytes()) if path.exists() else None
 
-    def _begun(self) -> Files:
-        wire.write(self.folder / "model-0", {wire.MODEL: state_of(self._workshop.model)})
-        return Files(model="model-0")
+    def _write_initial_model(self) -> Checkpoint:
+        wire.write(self.folder / "model-0", {wire.MODEL: state_of(self._workbench.model)})
+        return Checkpoint(model="model-0")
 
-    def _commit(self, files: Files) -> None:
-        replace_file(self.folder / CHECKPOINT, files.model_dump_json().encode(), durable=False)
-        for name in self.files.names - files.names:
+    def _commit(self, checkpoint: Checkpoint) -> None:
+        replace_file(self.folder / CHECKPOINT_FILE, checkpoint.model_dump_json().encode(), durable=False)
+        for name in self.checkpoint.names - checkpoint.names:
             (self.folder / name).unlink(missing_ok=True)
-        self.files = files
+        self.checkpoint = checkpoint
 
     # ------------------------------------------------------------ enrolment
 
@@ -143,11 +147,11 @@ class Federation:
         weighting = self.config.weighting
         if weighting.kind != "disco" or not self._sizes[index]:
             return None
-        return discrepancy(self._workshop.counts(index), weighting.target, weighting.metric)
+        return discrepancy(self._workbench.class_counts(index), weighting.target, weighting.metric)
 
     # ------------------------------------------------------------ a round
 
-    def _round(self, engine: Engine) -> tuple[RoundOutcome, Files]:
+    def _round(self, engine: Engine) -> tuple[RoundOutcome, Checkpoint]:
         current = self.run.round
         if current is None:
             raise InvalidConfiguration(
@@ -155,68 +159,60 @@ class Federation:
             )
         sizes = relative_sizes(self.run)
         jobs = [self._job(current.number, p.index, sizes[p.client]) for p in current.participants]
-        done = engine.map(jobs)
-        for d in done:
-            self._apply(UpdateReceived(_client(d.index), current.number, current.attempt))
-        closed = self._close(jobs, done)
-        if closed.made is None:
-            raise InvalidConfiguration(f"round {current.number} has no weight: {closed.weightless}")
-        excluded = tuple(
-            (_client(row.index), row.reason or "left out") for row in closed.rows if not row.included
-        )
-        self._apply(AggregationFinished(current.number, current.attempt, excluded))
-        scored = closed.made.scored
-        outcome = RoundOutcome(current.number, tuple(done), closed.rows, scored.path, scored.digest)
-        return outcome, self._next_files(current.number, jobs, closed)
+        results = engine.map(jobs)
+        end = self._end_round(jobs, results)
+        if end.files is None:
+            raise InvalidConfiguration(f"round {current.number} has no weight: {end.weightless}")
+        included = self._record(current, end.rows)
+        kept = [job for job in jobs if job.task.index in included and job.kept.exists()]
+        scored = end.files.scored
+        outcome = RoundOutcome(current.number, tuple(results), end.rows, scored.path, scored.digest)
+        return outcome, self._next_checkpoint(current.number, kept, end.files)
 
     def _job(self, number: int, index: int, relative_size: float) -> Job:
-        return Job(
+        task = ClientTask(
             round=number,
             index=index,
             relative_size=relative_size,
-            model=self.folder / self.files.model,
-            broadcast=self._path(self.files.broadcast),
-            kept=self._path(self.files.kept.get(index)),
-            update=self.folder / f"update-{index}",
-            kept_after=self.folder / f"kept-{index}-{number}",
+            took_part=index in self._took_part,
+            model=self.folder / self.checkpoint.model,
+            broadcast=self._path(self.checkpoint.broadcast),
+            kept=self._path(self.checkpoint.kept.get(index)),
         )
+        return Job(task, self.folder / f"update-{index}", self.folder / f"kept-{index}-{number}")
 
-    def _close(self, jobs: Sequence[Job], done: Sequence[Done]) -> Closed:
+    def _end_round(self, jobs: Sequence[Job], results: Sequence[ClientResult]) -> RoundResult:
         arrived = [
             Arrived(
-                UpdateInfo(d.index, d.examples, job.relative_size, d.steps),
+                UpdateInfo(result.index, result.examples, job.task.relative_size, result.steps),
                 job.update,
-                self._discrepancies[d.index],
+                self._discrepancies[result.index],
             )
-            for job, d in zip(jobs, done, strict=True)
+            for job, result in zip(jobs, results, strict=True)
         ]
-        everyone = [
-            Contribution(index, size, self._discrepancies[index]) for index, size in enumerate(self._sizes)
-        ]
-        files = self.files
+        files = self.checkpoint
         start = Start(self.folder / files.model, self._path(files.broadcast), self._path(files.private))
         made = self.folder / "made"
         made.mkdir(exist_ok=True)
-        return close_round(self.config, self._workshop.manifest, start, arrived, everyone, made)
+        return close_round(self.config, self._workbench.manifest, start, arrived, self._everyone(), made)
 
-    def _next_files(self, number: int, jobs: Sequence[Job], closed: Closed) -> Files:
-        """Results under names of their own; a client's new state counts only if its update did."""
-        made = closed.made
-        included = {row.index for row in closed.rows if row.included}
-        kept = {
-            job.index: job.kept_after.name
-            for job in jobs
-            if job.index in included and job.kept_after.exists()
-        }
-        return Files(
+    def _everyone(self) -> list[Contribution]:
+        return [self._contribution(index) for index in range(len(self._sizes))]
+
+    def _contribution(self, index: int) -> Contribution:
+        return Contribution(index, self._sizes[index], self._discrepancies[index])
+
+    def _next_checkpoint(self, number: int, kept: Sequence[Job], files: Aggregated) -> Checkpoint:
+        """Results under names of their own; ``kept`` are the jobs whose new state counts."""
+        return Checkpoint(
             completed=number,
-            model=self._named(made.model, f"model-{number}") if made else self.files.model,
-            broadcast=self._named(made.broadcast, f"broadcast-{number}") if made and made.broadcast else None,
-            private=self._named(made.private, f"private-{number}") if made and made.private else None,
-            kept=self.files.kept | kept,
+            model=self._link(files.model, f"model-{number}"),
+            broadcast=self._link(files.broadcast, f"broadcast-{number}") if files.broadcast else None,
+            private=self._link(files.private, f"private-{number}") if files.private else None,
+            kept=self.checkpoint.kept | {job.task.index: job.kept.name for job in kept},
         )
 
-    def _named(self, written: Written, name: str) -> str:
+    def _link(self, written: Written, name: str) -> str:
         """A second name for the file: the scored model may be the same one."""
         path = self.folder / name
         path.unlink(missing_ok=True)
@@ -224,13 +220,22 @@ class Federation:
         return name
 
     def _skip_round(self) -> None:
-        """Let the state machine pass a round whose results are in the folder already."""
+        """Pass a round whose results are in the folder already; its weights follow from sizes and data."""
         current = self.run.round
         if current is None:
             return
+        arrived = [self._contribution(participant.index) for participant in current.participants]
+        self._record(current, ledger(self.config.weighting, arrived, self._everyone()))
+
+    def _record(self, current: Round, rows: Sequence[LedgerEntry]) -> set[int]:
+        """Tell the state machine that every update arrived; returns the clients whose update counts."""
         for participant in current.participants:
             self._apply(UpdateReceived(participant.client, current.number, current.attempt))
-        self._apply(AggregationFinished(current.number, current.attempt))
+        excluded = tuple((_client(row.index), row.reason or "left out") for row in rows if not row.included)
+        self._apply(AggregationFinished(current.number, current.attempt, excluded))
+        included = {row.index for row in rows if row.included}
+        self._took_part |= included
+        return included
 
     def _apply(self, event: Event) -> None:
         self.run = decide(self.run, event, START).run

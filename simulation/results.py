@@ -17,9 +17,20 @@ from shared.device import describe
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.versions import describe_machine, find_versions
-from simulation.engines import ROUNDING, EngineName
+from simulation.engines import EngineName
+from simulation.kernels import KernelsName
 
-__all__ = ["Results", "check_same", "checkpoint_of", "commit", "header", "same_results", "versions"]
+__all__ = [
+    "MadeWith",
+    "Results",
+    "check_same",
+    "checkpoint_of",
+    "commit",
+    "header",
+    "made_with",
+    "same_results",
+    "versions",
+]
 
 SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""
@@ -58,7 +69,9 @@ class Results:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def header(config: RunConfig, engine: EngineName, device: torch.device) -> dict[str, Any]:
+def header(
+    config: RunConfig, engine: EngineName, kernels: KernelsName, device: torch.device
+) -> dict[str, Any]:
     """A result file's first line."""
     return {
         "kind": "run",
@@ -68,7 +81,7 @@ def header(config: RunConfig, engine: EngineName, device: torch.device) -> dict[
         | {
             "threads": torch.get_num_threads(),
             "engine": engine,
-            "kernels": "native" if engine == "native" else "torch",
+            "kernels": kernels,
             "device": describe(device),
         },
         "commit": commit(),
@@ -99,9 +112,9 @@ def same_results(one: RunConfig, other: RunConfig) -> bool:
 
 
 def check_same(
-    config: RunConfig, engine: EngineName, device: torch.device, lines: list[dict[str, Any]], out: Path
+    config: RunConfig, kernels: KernelsName, device: torch.device, lines: list[dict[str, Any]], out: Path
 ) -> None:
-    """Refuse to go on with another run's file; the engine may change where that changes no bit."""
+    """Refuse to go on with another run's file; the engine may change, since it changes no bit."""
     if not lines:
         return
     if not same_results(RunConfig.model_validate(lines[0].get("config")), config):
@@ -109,19 +122,46 @@ def check_same(
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",
         )
-    machine = lines[0].get("machine", {})
-    place = machine.get("device", "cpu").split()[0].split(":")[0]
+    place = lines[0].get("machine", {}).get("device", "cpu").split()[0].split(":")[0]
     if place != device.type:
         raise InvalidConfiguration(
             f"{out} was begun on {place}, whose results differ from {device.type}'s by rounding.",
             hint=f"Go on with --device {place}, or give another --out.",
         )
-    begun = machine.get("engine", "in-process")
-    if begun != engine and ROUNDING & {begun, engine}:
+    begun = made_with(lines[0]).kernels
+    if begun == "grouped":
         raise InvalidConfiguration(
-            f"{out} was begun with the engine {begun}, whose results differ from {engine}'s by rounding.",
-            hint=f"Go on with --engine {begun}, or give another --out.",
+            f"{out} was begun with the engine grouped, which is no more.",
+            hint="Give another --out, or remove the file; --kernels native is faster.",
         )
+    if begun != kernels:
+        raise InvalidConfiguration(
+            f"{out} was begun with {begun} kernels, {kernels} ones differ by rounding.",
+            hint=f"Go on with --kernels {begun}, or give another --out.",
+        )
+
+
+@dataclass(frozen=True)
+class MadeWith:
+    """Engine and kernels of a result file. ``grouped`` are kernels that no program has any more."""
+
+    engine: str
+    kernels: str
+
+
+def made_with(header: dict[str, Any]) -> MadeWith:
+    """What a result file's first line says of them.
+
+    Before there were two choices, ``native`` and ``grouped`` were engines, in one process.
+
+    >>> made_with({"machine": {"engine": "native"}})
+    MadeWith(engine='in-process', kernels='native')
+    """
+    machine = header.get("machine", {})
+    engine = machine.get("engine", "in-process")
+    if engine in ("native", "grouped"):
+        return MadeWith("in-process", engine)
+    return MadeWith(engine, machine.get("kernels", "torch"))
 
 
 def checkpoint_of(out: Path) -> Path:

@@ -17,20 +17,19 @@ from typing import Any, Self
 
 import torch
 
-from shared import wire
 from shared.config import RunConfig
 from shared.data import Examples
 from shared.device import choose
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics
-from shared.training.evaluation import evaluate
-from shared.wire.tensors import load_into
-from simulation.engines import EngineName, InProcess, OpenEngine, Processes
+from shared.training.workbench import Workbench
+from simulation.engines import EngineName, OpenEngine, choose_engine
+from simulation.engines.in_process import InProcess
+from simulation.engines.processes import Processes
+from simulation.engines.ray import Ray
 from simulation.federation import Federation, RoundOutcome
-from simulation.grouped import Grouped
-from simulation.jobs import Workshop
-from simulation.native import Native
-from simulation.ray_engine import Ray
+from simulation.jobs import WorkbenchSpec
+from simulation.kernels import KernelsName
 from simulation.results import Results, check_same, checkpoint_of, header, same_results
 
 __all__ = ["Results", "Setup", "Simulation", "same_results", "simulate"]
@@ -46,6 +45,7 @@ def simulate(
     out: Path,
     cache: Path | None = None,
     engine: EngineName | None = None,
+    kernels: KernelsName = "torch",
     processes: int = 1,
     address: str | None = None,
     device: str = "cpu",
@@ -56,15 +56,16 @@ def simulate(
 
     ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
-    ``processes`` > 1 trains a round's clients side by side; the result is the same, bit for bit.
-    ``engine``: None is what ``processes`` asks for; ``grouped`` and ``native`` are equal but for rounding.
-    ``device`` is where the engine in-process trains: cpu, cuda, cuda:N, mps, or auto for the best of them.
-    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray_cluster.connected`.
+    ``engine`` maps the clients of a round, with the same result, bit for bit: None is what ``processes``
+    (more than one trains clients side by side) or ``address`` asks for.
+    ``kernels`` compute a client: those of ``native`` are faster on small networks and equal but for rounding.
+    ``device`` is where to train: cpu, cuda, cuda:N, mps, or auto for the best of them.
+    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray.cluster.connected`.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
-    chosen = _chosen(engine, processes, address)
-    setup = Setup(source, cache, chosen, processes, address, choose(device))
+    chosen = choose_engine(engine, processes, address)
+    setup = Setup(source, cache, chosen, kernels, processes, address, choose(device))
     with Simulation(config, setup, out, say) as run:
         if run.over:
             say(f"{out}: done already, final model sha256 {run.digest}")
@@ -78,6 +79,7 @@ class Setup:
     source: Path | None = None
     cache: Path | None = None
     engine: EngineName = "in-process"
+    kernels: KernelsName = "torch"
     processes: int = 1
     address: str | None = None
     device: torch.device = CPU
@@ -94,8 +96,8 @@ class Simulation:
         self._setup = setup
         self._say = say
         self._results = Results(out)
-        _check_place(setup)
-        check_same(config, setup.engine, setup.device, self._results.lines(), out)
+        _check_device(setup)
+        check_same(config, setup.kernels, setup.device, self._results.lines(), out)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -122,7 +124,7 @@ class Simulation:
     @property
     def completed(self) -> int:
         """How many rounds there are."""
-        return self._config.rounds if self.over else self._federation.files.completed
+        return self._config.rounds if self.over else self._federation.checkpoint.completed
 
     def train(self, until: int | None = None) -> str:
         """Train up to and with round ``until`` (None: the last); returns the newest model's digest."""
@@ -137,24 +139,24 @@ class Simulation:
 
     def _begin(self) -> None:
         setup = self._setup
-        workshop = Workshop(self._config, setup.source, setup.cache, setup.device)
+        spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
+        self._workbench = spec.build(setup.device)
         folder = checkpoint_of(self._results.path)
         folder.mkdir(parents=True, exist_ok=True)
-        self._workshop = workshop
-        self._federation = Federation(self._config, workshop, folder)
-        self._tests = _Tests.of(workshop) if self._config.evaluate_every else None
-        self._engine = self._open.enter_context(_engine(workshop, setup, self._say))
+        self._federation = Federation(self._config, self._workbench, folder)
+        self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
+        self._engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
         if lines := self._results.lines():
             self._results.rewrite([line for line in lines if line.get("round", 0) <= self.completed])
         else:
-            self._results.append(header(self._config, setup.engine, setup.device))
+            self._results.append(header(self._config, setup.engine, setup.kernels, setup.device))
 
     def _rounds(self, until: int | None) -> None:
         config, tests = self._config, self._tests
         began = time.perf_counter()
         for outcome in self._federation.rounds(self._engine, until):
             due = tests and _due(config, outcome.round)
-            scores = _scored(self._workshop, tests, outcome) if tests and due else None
+            scores = _score(self._workbench, tests, outcome) if tests and due else None
             self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
             began = time.perf_counter()
             accuracy = scores.common.accuracy if scores else None
@@ -173,10 +175,10 @@ class _Tests:
     validation: Examples | None
 
     @classmethod
-    def of(cls, workshop: Workshop) -> _Tests:
-        own = (workshop.own_test(index) for index in range(workshop.clients))
+    def of(cls, workbench: Workbench) -> _Tests:
+        own = (workbench.own_test_examples(index) for index in range(workbench.clients))
         kept = tuple(examples for examples in own if len(examples))
-        return cls(workshop.test_examples(), kept, workshop.validation_examples())
+        return cls(workbench.test_examples, kept, workbench.validation_examples())
 
 
 @dataclass(frozen=True)
@@ -190,19 +192,13 @@ def _due(config: RunConfig, number: int) -> bool:
     return number % config.evaluate_every == 0 or number == config.rounds
 
 
-def _scored(workshop: Workshop, tests: _Tests, outcome: RoundOutcome) -> _Scores:
-    names = [spec.name for spec in workshop.manifest]
-    with wire.opened(outcome.scored) as file:
-        load_into(workshop.model, {name: file.tensor(wire.MODEL, name) for name in names})
-
-    def scored(examples: Examples) -> Metrics:
-        return evaluate(task=workshop.task, model=workshop.model, examples=examples, device=workshop.device)
-
-    own = tuple(scored(examples).accuracy for examples in tests.own)
+def _score(workbench: Workbench, tests: _Tests, outcome: RoundOutcome) -> _Scores:
+    workbench.load_model(outcome.scored)
+    own = tuple(workbench.evaluate(examples).accuracy for examples in tests.own)
     return _Scores(
-        scored(tests.common),
+        workbench.evaluate(tests.common),
         tuple(accuracy for accuracy in own if accuracy is not None),
-        None if tests.validation is None else scored(tests.validation),
+        None if tests.validation is None else workbench.evaluate(tests.validation),
     )
 
 
@@ -218,10 +214,10 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         "per_category": metrics.per_category if metrics else {},
         "measures": metrics.extra if metrics else {},
         "per_client": scores.per_client if scores else (),
-        "participants": [done.index for done in outcome.done],
+        "participants": [result.index for result in outcome.results],
         "weights": [row.weight for row in outcome.ledger],
-        "steps": [done.steps for done in outcome.done],
-        "local_loss": [done.loss for done in outcome.done],
+        "steps": [result.steps for result in outcome.results],
+        "local_loss": [result.loss for result in outcome.results],
         "seconds": round(seconds, 3),
         "model": outcome.digest,
     }
@@ -230,36 +226,20 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
 # ---------------------------------------------------------------- surroundings
 
 
-def _check_place(setup: Setup) -> None:
-    if setup.device.type != "cpu" and setup.engine != "in-process":
+def _check_device(setup: Setup) -> None:
+    if setup.device.type != "cpu" and (setup.engine, setup.kernels) != ("in-process", "torch"):
         raise InvalidConfiguration(
-            f"device: the engine {setup.engine} trains on the CPU, received {setup.device}.",
-            hint="Take --engine in-process on a GPU.",
+            f"device: the engine {setup.engine} with {setup.kernels} kernels trains on the CPU, "
+            f"received {setup.device}.",
+            hint="Take --engine in-process and --kernels torch on a GPU.",
         )
 
 
-def _chosen(engine: EngineName | None, processes: int, address: str | None) -> EngineName:
-    chosen = engine or ("in-process" if processes == 1 else "processes")
-    if processes > 1 and chosen != "processes":
-        raise InvalidConfiguration(
-            f"engine: {chosen} does not take a number of processes, received {processes}.",
-            hint="Leave processes out, or choose the engine processes.",
-        )
-    if address and chosen != "ray":
-        raise InvalidConfiguration(
-            f"address: {chosen} trains on this machine, received {address}.",
-            hint="Leave the address out, or choose the engine ray.",
-        )
-    return chosen
-
-
-def _engine(workshop: Workshop, setup: Setup, say: Callable[[str], None]) -> OpenEngine:
-    if setup.engine == "grouped":
-        return Grouped(workshop)
-    if setup.engine == "native":
-        return Native(workshop)
+def _make_engine(
+    workbench: Workbench, spec: WorkbenchSpec, setup: Setup, say: Callable[[str], None]
+) -> OpenEngine:
     if setup.engine == "in-process":
-        return InProcess(workshop)
+        return InProcess(workbench)
     if setup.engine == "ray":
-        return Ray(workshop.config, setup.source, setup.cache, setup.address, say)
-    return Processes(workshop.config, setup.source, setup.cache, setup.processes)
+        return Ray(spec, setup.address, say)
+    return Processes(spec, setup.processes)

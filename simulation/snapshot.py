@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.files import replace_file
-from simulation.federation import CHECKPOINT, Files
+from simulation.federation import CHECKPOINT_FILE, Checkpoint
 from simulation.results import checkpoint_of
 
 __all__ = ["Snapshot"]
@@ -27,12 +27,12 @@ class Snapshot:
         """What there is, without the contents of ``known``: only the list, of all files, ever changes."""
         results = out.read_bytes() if out.exists() else b""
         folder = checkpoint_of(out)
-        if not (folder / CHECKPOINT).exists():
+        if not (folder / CHECKPOINT_FILE).exists():
             return cls(results)
-        content = (folder / CHECKPOINT).read_bytes()
-        names = Files.model_validate_json(content).names
+        content = (folder / CHECKPOINT_FILE).read_bytes()
+        names = Checkpoint.model_validate_json(content).names
         files = {name: (folder / name).read_bytes() for name in names - set(known)}
-        return cls(results, frozenset(names | {CHECKPOINT}), files | {CHECKPOINT: content})
+        return cls(results, frozenset(names | {CHECKPOINT_FILE}), files | {CHECKPOINT_FILE: content})
 
     def store(self, out: Path) -> None:
         """Write it at ``out``. Killed at any point, it leaves what a simulation can go on from:
@@ -40,12 +40,12 @@ class Snapshot:
         """
         folder = checkpoint_of(out)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted(self.files.keys() - {CHECKPOINT}):
+        for name in sorted(self.files.keys() - {CHECKPOINT_FILE}):
             replace_file(folder / name, self.files[name])
         if self.results:
             replace_file(out, self.results)
-        if CHECKPOINT in self.files:
-            replace_file(folder / CHECKPOINT, self.files[CHECKPOINT])
+        if CHECKPOINT_FILE in self.files:
+            replace_file(folder / CHECKPOINT_FILE, self.files[CHECKPOINT_FILE])
         for path in folder.iterdir():
             if path.name not in self.names:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -16,10 +16,11 @@ from typing import Literal
 from shared.config import RunConfig
 from shared.problems import Problem
 from shared.training import Diverged
-from simulation.engines import EngineName, one_thread
+from simulation.engines.processes import use_one_thread
+from simulation.kernels import KernelsName
 from simulation.run import simulate
 
-__all__ = ["Planned", "Swept", "claimed", "sweep", "told"]
+__all__ = ["Planned", "Swept", "claimed", "say_end", "sweep"]
 
 Say = Callable[[str], None]
 
@@ -36,7 +37,7 @@ class Planned:
     source: Path | None = None
     cache: Path | None = None
     until: int | None = None
-    engine: EngineName = "in-process"
+    kernels: KernelsName = "torch"
     device: str = "cpu"
 
 
@@ -56,14 +57,14 @@ def sweep(runs: Sequence[Planned], *, processes: int, say: Say = print) -> list[
     was interrupted is repeated as it is: every run goes on after its last completed round.
     """
     if processes == 1:
-        return [told(_carry_out(planned, say), say) for planned in runs]
+        return [say_end(_carry_out(planned, say), say) for planned in runs]
     context = multiprocessing.get_context("spawn")
     # A process per run: what one run holds in memory is gone when the next one begins.
-    with ProcessPoolExecutor(processes, context, one_thread, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(processes, context, use_one_thread, max_tasks_per_child=1) as pool:
         pending = [pool.submit(_carry_out, planned, _flushed) for planned in runs]
         names = {id(future): planned.config.name for future, planned in zip(pending, runs, strict=True)}
         for future in as_completed(pending):
-            told(_ended(names[id(future)], future), say)
+            say_end(_ended(names[id(future)], future), say)
         return [_ended(names[id(future)], future) for future in pending]
 
 
@@ -91,7 +92,7 @@ def _carry_out(planned: Planned, say: Say) -> Swept:
                 source=planned.source,
                 out=planned.out,
                 cache=planned.cache,
-                engine=planned.engine,
+                kernels=planned.kernels,
                 device=planned.device,
                 until=planned.until,
                 say=say,
@@ -108,7 +109,7 @@ def _ended(name: str, future: Future[Swept]) -> Swept:
         return Swept(name, "failed", "a process was killed (out of memory?); repeat the call to go on")
 
 
-def told(swept: Swept, say: Say) -> Swept:
+def say_end(swept: Swept, say: Say) -> Swept:
     """Say how a run ended."""
     say(f"{swept.name}: {swept.state}" + ("" if swept.state == "done" else f", {swept.detail}"))
     return swept

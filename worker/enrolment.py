@@ -153,7 +153,7 @@ def submit_discrepancy(
     coordinator: CoordinatorClient,
 ) -> float:
     """Compute ``d_k`` from the local labels and submit it; returns it."""
-    value = discrepancy(site.counts(local, index), assignment.target, assignment.metric)
+    value = discrepancy(site.count_classes(local, index), assignment.target, assignment.metric)
     coordinator.submit_discrepancy(
         assignment.run, DiscrepancySubmission(metric=assignment.metric, value=value)
     )

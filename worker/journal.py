@@ -143,12 +143,9 @@ class RunJournal:
         self._warn(f"{self.folder / state.file} is damaged; what the algorithm keeps starts from zero again.")
         return None
 
-    def read_kept(self, state: KeptState | None) -> Groups:
-        """The kept tensors by group, in memory."""
-        if state is None or state.file is None:
-            return {}
-        path = self.folder / state.file
-        return {group: wire.read_group(path, group, names) for group, names in state.groups.items()}
+    def kept_path(self, state: KeptState | None) -> Path | None:
+        """The file of the kept tensors; None if there are none."""
+        return None if state is None or state.file is None else self.folder / state.file
 
     def _is_intact(self, name: str, digest: str) -> bool:
         """Hashes a file when it is first used in this process."""

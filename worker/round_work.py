@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared import wire
 from shared.device import is_out_of_memory
 from shared.problems import DigestMismatch, InvalidRequest, Truncated, UpdateRefused
 from shared.schemas import Failure, UpdateReport
-from shared.training import LocalResult, Stopped, train
-from shared.training.evaluation import evaluate
-from shared.wire.tensors import load_into
+from shared.training import LocalResult, Stopped
+from shared.training.evaluation import EVALUATION_BATCH
+from shared.training.workbench import ClientTask
 from worker.faults import clip_text, describe_fault, local_faults
 from worker.heartbeat import Heartbeat
 from worker.progress import format_size
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shared.algorithms.base import Groups
-    from shared.data import Examples
     from shared.schemas import Evaluate, Metrics, Train
     from shared.training import TrainProgress
     from worker.client import CoordinatorClient
@@ -34,19 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["RoundWork"]
 
 
-EVALUATION_BATCH = 512
-
-
 @dataclass(frozen=True)
 class _Job:
     """All that a round's training starts from, fetched and checked."""
 
     assignment: Train
     local: LocalRun
-    examples: Examples
     before: KeptState | None
-    model: Path
-    broadcast: Path | None
+    task: ClientTask
 
     @property
     def title(self) -> str:
@@ -71,42 +62,46 @@ class RoundWork:
         if update is not None:
             self.reporter.say(f"{_title(assignment)}: trained already, sending the finished update again")
         else:
-            job = self._prepared(assignment, local, journal, self._fetched(assignment, journal))
+            job = self._prepare(assignment, local, journal, self._fetch(assignment, journal))
             if job is None:
                 return
             with self.shutdown.defer():
-                update = self._trained(job, journal)
+                update = self._train(job, journal)
         if update is not None:
             self._send(assignment, update, journal)
 
-    def _fetched(self, assignment: Train, journal: RunJournal) -> dict[str, Path]:
+    def _fetch(self, assignment: Train, journal: RunJournal) -> dict[str, Path]:
         """Download what the round starts from, and remove what older rounds started from."""
         wanted = {digest for digest in (assignment.model, assignment.broadcast) if digest is not None}
         journal.keep_only(wanted)
         return {digest: journal.fetch_blob(digest, self.coordinator.download) for digest in sorted(wanted)}
 
-    def _prepared(
+    def _prepare(
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
     ) -> _Job | None:
         """The local half, which may take long or fail as training may; None: the coordinator was told why."""
         try:
-            return _Job(
-                assignment=assignment,
-                local=local,
-                examples=self.site.training_examples(local, assignment.index),
-                before=journal.find_kept(assignment),
+            self.site.training_examples(local, assignment.index)  # loads them, with a sentence if that fails
+            before = journal.find_kept(assignment)
+            task = ClientTask(
+                round=assignment.round,
+                index=assignment.index,
+                relative_size=assignment.relative_size,
+                took_part=assignment.last_aggregated_round > 0,
                 model=paths[assignment.model],
                 broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
+                kept=journal.kept_path(before),
             )
+            return _Job(assignment, local, before, task)
         except Exception as error:
             self.give_up(assignment, *describe_fault(error))
             return None
 
-    def _trained(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
+    def _train(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
         try:
             with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
                 try:
-                    result = self._local_result(job, journal, heartbeat)
+                    result = self._train_locally(job, heartbeat)
                 except Stopped:
                     self._tell_stopped(job, heartbeat)
                     return None
@@ -123,45 +118,19 @@ class RoundWork:
         else:  # asked to end: the page shows how far it came, and the round stays this worker's
             heartbeat.send()
 
-    def _local_result(self, job: _Job, journal: RunJournal, heartbeat: Heartbeat) -> LocalResult:
-        config = job.local.view.config
-        with ExitStack() as stack:
-            model = stack.enter_context(wire.opened(job.model))
-            show = stack.enter_context(self.reporter.show_training(job.title))
+    def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
+        with self.reporter.show_training(job.title) as show:
 
             def on_progress(progress: TrainProgress) -> None:
                 heartbeat.update(progress)
                 show(progress)
 
-            return train(
-                task=job.local.task,
-                model=job.local.model,
-                algorithm=job.local.algorithm,
-                examples=job.examples,
-                local=config.local,
-                start={name: model.tensor(wire.MODEL, name) for name in job.local.tensors},
-                received=self._received(job, stack),
-                kept=journal.read_kept(job.before),
-                first_time=job.before is None,
-                relative_size=job.assignment.relative_size,
-                seed=config.seed,
-                round=job.assignment.round,
-                index=job.assignment.index,
-                device=self.site.device,
+            return job.local.workbench.train(
+                job.task,
                 clock=self.clock,
-                precision=self.site.settings.precision,
-                buffers=config.buffers,
                 on_progress=on_progress,
                 should_stop=lambda: self.shutdown.requested or heartbeat.stop_reason is not None,
             )
-
-    def _received(self, job: _Job, stack: ExitStack) -> Groups:
-        """The server groups that came beside the model, mapped; none in the first round."""
-        if job.broadcast is None:
-            return {}
-        file = stack.enter_context(wire.opened(job.broadcast))
-        groups = job.local.algorithm.downloads
-        return {group: {name: file.tensor(group, name) for name in job.local.parameters} for group in groups}
 
     def _send(self, assignment: Train, update: FinishedUpdate, journal: RunJournal) -> None:
         path, report = journal.folder / update.file, update.report
@@ -198,9 +167,8 @@ class RoundWork:
         journal.keep_only({assignment.model})
         path = journal.fetch_blob(assignment.model, self.coordinator.download)
         with local_faults(f"{assignment.run} round {assignment.round}: scoring the model"):
-            with wire.opened(path) as file:
-                load_into(local.model, {name: file.tensor(wire.MODEL, name) for name in local.tensors})
-            metrics = self._metrics(local)
+            local.workbench.load_model(path)
+            metrics = self._evaluate(local)
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
@@ -209,19 +177,13 @@ class RoundWork:
         )
         return metrics
 
-    def _metrics(self, local: LocalRun) -> Metrics:
+    def _evaluate(self, local: LocalRun) -> Metrics:
         """Scores in smaller batches where memory runs out."""
         examples = self.site.test_examples(local)
         batch_size = EVALUATION_BATCH
         while True:
             try:
-                return evaluate(
-                    task=local.task,
-                    model=local.model,
-                    examples=examples,
-                    device=self.site.device,
-                    batch_size=batch_size,
-                )
+                return local.workbench.evaluate(examples, batch_size)
             except (RuntimeError, MemoryError) as error:
                 if batch_size == 1 or not is_out_of_memory(error):
                     raise

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shared.algorithms import load_algorithm
 from shared.config import AlgorithmChoice, Partition
-from shared.data.partition import common_test, deal_examples
 from shared.problems import InvalidConfiguration
-from shared.schemas import RunView, TensorKind
+from shared.schemas import RunView
 from shared.tasks import load_task
 from shared.tasks.base import LoadCall
 from shared.tasks.loading import check_labels, load_examples
-from shared.wire.tensors import manifest_of
+from shared.training.workbench import Workbench
 from worker.faults import local_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from torch import nn
 
     from shared.algorithms.base import Algorithm
     from shared.data import Examples
@@ -37,14 +34,14 @@ __all__ = ["LocalRun", "Site", "first_difference"]
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run as this site knows it. ``model`` is a workspace: its values are overwritten at every use."""
+    """A run as this site knows it, and what it trains it with."""
 
     view: RunView
-    task: Task
-    algorithm: Algorithm[Any]
-    model: nn.Module
-    tensors: tuple[str, ...]
-    parameters: tuple[str, ...]
+    workbench: Workbench
+
+    @property
+    def task(self) -> Task:
+        return self.workbench.task
 
 
 class Site:
@@ -62,14 +59,10 @@ class Site:
         self._say = say
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
-        self._parts: dict[tuple[str, int], Examples] = {}
-        self._tests: dict[str, Examples] = {}
 
     def forget(self, run: str) -> None:
         """Free what only this run needed."""
         self._runs.pop(run, None)
-        self._tests.pop(run, None)
-        self._parts = {key: part for key, part in self._parts.items() if key[0] != run}
         self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
 
     def known(self, run: str) -> LocalRun | None:
@@ -86,21 +79,21 @@ class Site:
         task = load_task(self.settings.task, self._options(view), view.classes)
         task.cache, task.on_broken, task.labels = self._cache, self.settings.on_broken, self.settings.labels
         check_labels(task)
-        model = task.build_model(view.config.model, view.config.seed)
-        manifest = manifest_of(model)
-        if difference := first_difference(manifest, view.manifest):
+        workbench = Workbench(
+            config=view.config,
+            task=task,
+            algorithm=self._algorithm(view.config.algorithm),
+            load=partial(self._load, view, task),
+            partition=self.dealt_by(view),
+            device=self.device,
+            precision=self.settings.precision,
+        )
+        if difference := first_difference(workbench.manifest, view.manifest):
             raise InvalidConfiguration(
                 f"the model that task {self.settings.task} builds here is not the run's: {difference}.",
                 hint="Install the same versions of the task and of PyTorch as at the coordinator.",
             )
-        local = LocalRun(
-            view=view,
-            task=task,
-            algorithm=self._algorithm(view.config.algorithm),
-            model=model.to(self.device),
-            tensors=tuple(spec.name for spec in manifest),
-            parameters=tuple(spec.name for spec in manifest if spec.kind is TensorKind.PARAMETER),
-        )
+        local = LocalRun(view, workbench)
         self._runs[view.run] = local
         return local
 
@@ -126,56 +119,38 @@ class Site:
     @local_faults("loading the training data")
     def training_examples(self, local: LocalRun, index: int | None) -> Examples:
         """This client's own examples; with a partition, part ``index`` of it."""
-        spec = self.dealt_by(local.view)
-        whole = self._split(local, "train")
-        if spec is None or index is None:
-            return whole
-        key = (local.view.run, index)
-        if key not in self._parts:
-            if index >= spec.clients:
-                raise InvalidConfiguration(
-                    f"index {index} is outside a partition for {spec.clients} clients.",
-                    hint="Indexes count from 0; start no more workers than the partition has parts.",
-                )
-            shares = deal_examples(spec, local.task, whole, local.view.config.seed)
-            self._parts[key] = whole.subset(shares[index].train).to(self.device)
-        return self._parts[key]
+        return local.workbench.training_examples(index)
 
     @local_faults("loading the test data")
     def test_examples(self, local: LocalRun) -> Examples:
         """The test set as the run's partition, if it has one, has it thinned."""
-        if local.view.run not in self._tests:
-            spec = self.dealt_by(local.view) or local.view.config.partition
-            self._tests[local.view.run] = common_test(spec, local.task, self._split(local, "test"))
-        return self._tests[local.view.run]
+        return local.workbench.test_examples
 
     @local_faults("counting the classes")
-    def counts(self, local: LocalRun, index: int | None) -> list[float]:
+    def count_classes(self, local: LocalRun, index: int | None) -> list[float]:
         """Examples of each class of the contract; these numbers never leave the site."""
-        targets = local.task.categories(self.training_examples(local, index).targets).cpu().numpy()
-        counts = np.bincount(targets, minlength=len(local.view.classes))
-        return [float(count) for count in counts]
+        return local.workbench.class_counts(index)
 
-    def _split(self, local: LocalRun, split: Split) -> Examples:
+    def _load(self, view: RunView, task: Task, split: Split) -> Examples:
         """The whole split, loaded once a run: data that change meanwhile count from the next run on."""
-        key = (local.view.run, split)
+        key = (view.run, split)
         if key not in self._splits:
-            seed = local.view.config.seed
-            call = LoadCall.of(local.task, split, self.settings.data, seed)
-            examples = self._loaded(call)
+            seed = view.config.seed
+            call = LoadCall.of(task, split, self.settings.data, seed)
+            examples = self._find_loaded(call)
             if examples is None:
-                examples = load_examples(local.task, split, self.settings.data, seed)
-                self._tell(local, split, examples)
-            dealt = split == "train" and self.dealt_by(local.view) is not None
+                examples = load_examples(task, split, self.settings.data, seed)
+                self._tell(view.run, split, examples)
+            dealt = split == "train" and self.dealt_by(view) is not None
             self._splits[key] = call, examples if dealt else examples.to(self.device)
         return self._splits[key][1]
 
-    def _tell(self, local: LocalRun, split: Split, examples: Examples) -> None:
+    def _tell(self, run: str, split: Split, examples: Examples) -> None:
         """What is left out, with names: for this site's log alone."""
         for sentence in examples.left_out.sentences():
-            self._say(f"{local.view.run}: {split} data: {sentence}")
+            self._say(f"{run}: {split} data: {sentence}")
 
-    def _loaded(self, call: LoadCall) -> Examples | None:
+    def _find_loaded(self, call: LoadCall) -> Examples | None:
         """What an equal call has loaded for a run that still needs it."""
         return next((examples for made, examples in self._splits.values() if made == call), None)
 

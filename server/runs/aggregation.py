@@ -15,7 +15,7 @@ from server.database.step.facts import AggregationFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
-from shared.aggregation.round_end import Arrived, Closed, Start, close_round
+from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
 from shared.algorithms.base import UpdateInfo
 from shared.weighting import Contribution, LedgerEntry
 from shared.wire import Written
@@ -46,14 +46,14 @@ class Aggregation:
         given = self.store.aggregation_input(run, number, attempt)
         intact, broken = self._separate_damaged(given.updates)
         with self.blobs.workspace() as folder:
-            closed = close_stored(given, intact, self.blobs.path, folder)
-            facts = self._facts(closed)
+            result = close_stored(given, intact, self.blobs.path, folder)
+            facts = self._facts(result)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
-        self.telemetry.set_ledger(run, _named(intact, closed.rows))
+        self.telemetry.set_ledger(run, _named(intact, result.rows))
         if self.hold:
             time.sleep(self.hold)
-        excluded = {**broken, **_excluded(intact, closed.rows)}
-        event = AggregationFinished(number, attempt, tuple(excluded.items()), closed.weightless)
+        excluded = {**broken, **_excluded(intact, result.rows)}
+        event = AggregationFinished(number, attempt, tuple(excluded.items()), result.weightless)
         return event, facts
 
     def _separate_damaged(self, updates: Sequence[Update]) -> tuple[list[Update], dict[str, str]]:
@@ -67,9 +67,9 @@ class Aggregation:
                 intact.append(update)
         return intact, broken
 
-    def _facts(self, closed: Closed) -> AggregationFacts:
+    def _facts(self, result: RoundResult) -> AggregationFacts:
         """A round without weight made nothing and keeps the old model; its ledger says why."""
-        made = closed.made
+        made = result.files
         files = (made.model, made.scored, made.broadcast, made.private) if made else (None,) * 4
         model, scored, broadcast, private = map(_digest, files)
         return AggregationFacts(
@@ -77,7 +77,7 @@ class Aggregation:
             scored=scored,
             broadcast=broadcast,
             private=private,
-            ledger=closed.rows,
+            ledger=result.rows,
             blobs=self._adopt(files),
         )
 
@@ -92,7 +92,7 @@ class Aggregation:
 
 def close_stored(
     given: AggregationInput, updates: Sequence[Update], path: Callable[[str], Path], folder: Path
-) -> Closed:
+) -> RoundResult:
     """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too."""
     start = (given.start_broadcast, given.start_private)
     broadcast, private = (None if digest is None else path(digest) for digest in start)

@@ -19,7 +19,7 @@ from shared.weighting import Contribution, LedgerEntry, ledger
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated
 
-__all__ = ["Arrived", "Closed", "Start", "close_round"]
+__all__ = ["Arrived", "RoundResult", "Start", "close_round"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """``made`` is None for a round without weight; ``weightless`` then says why."""
+class RoundResult:
+    """``files`` are the next model and its groups (None: no update has weight, ``weightless`` says why)."""
 
     rows: tuple[LedgerEntry, ...]
-    made: Aggregated | None
+    files: Aggregated | None
     weightless: str | None = None
 
 
@@ -56,7 +56,7 @@ def close_round(
     arrived: Sequence[Arrived],
     all_clients: Sequence[Contribution],
     folder: Path,
-) -> Closed:
+) -> RoundResult:
     """Weigh the updates and aggregate them; result files are written into ``folder``.
 
     ``all_clients`` are all trainers enrolled, whether drawn for this round or not.
@@ -71,8 +71,8 @@ def close_round(
     )
     if not any(row.weight > 0 for row in rows):
         reasons = sorted({row.reason for row in rows if row.reason})
-        return Closed(rows, None, "; ".join(reasons) or "no update that arrived can be read")
-    made = aggregate(
+        return RoundResult(rows, None, "; ".join(reasons) or "no update that arrived can be read")
+    files = aggregate(
         algorithm=load_algorithm(config.algorithm),
         manifest=manifest,
         model=start.model,
@@ -85,4 +85,4 @@ def close_round(
         buffers=config.buffers,
         folder=folder,
     )
-    return Closed(rows, made)
+    return RoundResult(rows, files)

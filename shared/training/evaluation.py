@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from shared.data import Examples
     from shared.tasks.base import Task
 
-__all__ = ["evaluate"]
+__all__ = ["EVALUATION_BATCH", "evaluate"]
+
+EVALUATION_BATCH = 512
+"""Examples that are scored at once."""
 
 
 def evaluate(
-    *, task: Task, model: nn.Module, examples: Examples, device: torch.device, batch_size: int = 512
+    *,
+    task: Task,
+    model: nn.Module,
+    examples: Examples,
+    device: torch.device,
+    batch_size: int = EVALUATION_BATCH,
 ) -> Metrics:
     """Mean loss, accuracy (0 to 1), accuracy of each class that the examples hold, the task's measures.
 

@@ -18,8 +18,8 @@ ENVIRONMENT = {
     "worker/settings.py": "the worker's settings",
     "feddisco/settings.py": "the operator's commands",
     "feddisco/demo.py": "hands its environment on to its child processes",
-    "simulation/native/library.py": "the system's compiler and cache",
-    "simulation/ray_cluster.py": "Ray's address; where a node of a cluster has its data",
+    "simulation/kernels/native/library.py": "the system's compiler and cache",
+    "simulation/ray/cluster.py": "Ray's address; where a node of a cluster has its data",
 }
 GLOBAL_RANDOM = {"server/api/work.py": "spreads the rechecks of waiting polls; no result depends on it"}
 

@@ -31,7 +31,7 @@ LONG = {  # without an end of its own, short to start
     "overhead": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
     "transfer": ("--mib", "2048"),
-    "simulation": ("--rounds", "100000"),
+    "simulation": ("--rounds", "100000", "--processes", "2"),
 }
 
 
@@ -53,7 +53,7 @@ def roles(command_lines: Iterable[list[str]]) -> list[str]:
 
 
 def has_started(name: str, command_lines: list[list[str]]) -> bool:
-    expected = {"overhead": ["server", "worker", "worker"], "simulation": ["pool", "pool"], "aggregation": []}
+    expected = {"overhead": ["server", "worker", "worker"], "simulation": ["pool"] * 6, "aggregation": []}
     return sorted(roles(command_lines)) == expected.get(name, ["server"])
 
 
@@ -110,7 +110,7 @@ def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
     [
         ("overhead", "worker", r"worker-0\d ended early \(exit code -9\)"),
         ("polling", "server", r"A client has lost the coordinator: \w+|coordinator ended early"),
-        ("simulation", "pool", r"A process of the engine `processes` ended early"),
+        ("simulation", "pool", r"A process of a pool ended early"),
     ],
 )
 def test_a_killed_process_ends_it_with_a_message(tmp_path: Path, name: str, role: str, sentence: str) -> None:

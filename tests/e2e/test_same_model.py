@@ -13,6 +13,7 @@ from shared.algorithms import available
 from shared.config import RunConfig
 from shared.schemas import ParticipantStatus, RoundStatus
 from simulation.run import simulate
+from tests.helpers.first_time import GENTLE_START
 from tests.helpers.processes import HELD, Deployment, run_config
 
 pytestmark = [
@@ -104,14 +105,19 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
 # ---------------------------------------------------------------- every algorithm
 
 
+ALGORITHMS = (*available(), GENTLE_START)
+
+
 def config_of(algorithm: str) -> RunConfig:
+    if algorithm == GENTLE_START:  # some clients take part in the second round for the first time
+        return run_config("with-gentle-start", algorithm=algorithm, clients_per_round=2, rounds=4)
     return run_config(f"with-{algorithm}", algorithm=algorithm)
 
 
 @pytest.fixture(scope="module")
 def with_every_algorithm(on_sqlite: Deployment) -> Deployment:
     """A run of each at once on the same workers, with a restart of the coordinator in the midst of them."""
-    for algorithm in available():
+    for algorithm in ALGORITHMS:
         on_sqlite.create(config_of(algorithm))
     middle = config_of(available()[len(available()) // 2]).name
     on_sqlite.wait_for(lambda: on_sqlite.admin.run(middle).completed_rounds >= 1, "half of the work is done")
@@ -120,7 +126,7 @@ def with_every_algorithm(on_sqlite: Deployment) -> Deployment:
     return on_sqlite
 
 
-@pytest.mark.parametrize("algorithm", available())
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_service_and_simulation(algorithm: str, with_every_algorithm: Deployment, tmp_path: Path) -> None:
     config = config_of(algorithm)
     assert with_every_algorithm.digest(config.name) == simulated(config, tmp_path)

@@ -101,11 +101,11 @@ def test_the_pairs_are_tried_before_the_rest_is_run_with_the_best(small: Path) -
     assert all(line.validation_accuracy is not None for line in curve.rounds)
 
 
-def test_the_page_says_which_engine_made_it(small: Path) -> None:
-    asked = request(small, seeds=1, rounds=1, only="*-fedavg-sizes-*", engine="grouped")
+def test_the_page_says_which_kernels_made_it(small: Path) -> None:
+    asked = request(small, seeds=1, rounds=1, only="*-fedavg-sizes-*")
     assert reproduce(asked, lambda line: None)
     page = (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
-    assert "(engine grouped, kernels torch, " in page
+    assert "(engine in-process, kernels torch, " in page
     assert platform.machine() in page.splitlines()[-1]
 
 
@@ -214,8 +214,8 @@ def test_the_committed_pages_say_what_the_committed_results_say(tmp_path: Path) 
 
 
 def test_a_cluster_takes_no_number_of_processes(small: Path) -> None:
-    for changes in ({"engine": "ray"}, {"engine": "grouped", "address": "auto"}):
-        with pytest.raises(InvalidConfiguration, match="processes: a cluster has one for each of its cores"):
+    for changes in ({"engine": "ray"}, {"address": "auto"}):
+        with pytest.raises(InvalidConfiguration, match="ray does not take a number of processes, received 2"):
             reproduce(request(small, processes=2, **changes), lambda line: None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from simulation.ray_cluster import connected
+from simulation.ray.cluster import connected
 
 if __name__ == "__main__":
     with connected("local", lambda line: None) as ray:

@@ -1,4 +1,4 @@
-"""The engine native: the same training as the others, but for rounding."""
+"""The native kernels: the same training as PyTorch's own, but for rounding."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from shared.tasks.base import NoOptions, Task
 from shared.tasks.cifar10 import CIFAR10
 from shared.tasks.fashion_mnist import FashionMNIST
 from shared.tasks.images import ImageTask
-from simulation.engines import Engine, InProcess
+from simulation.engines.in_process import InProcess
 from simulation.federation import Federation
-from simulation.jobs import Workshop
-from simulation.native import Native, accelerate, library
-from simulation.native.images import accelerate_images
-from simulation.run import Results, simulate
-from tests.simulation.test_grouped import Pictures
+from simulation.jobs import WorkbenchSpec
+from simulation.kernels import KernelsName
+from simulation.kernels.native import accelerate, library
+from simulation.kernels.native.images import accelerate_images
+from simulation.run import simulate
+from tests.helpers.pictures import Pictures
 
 ALGORITHMS = ("fedavg", "fedavgm", "fedopt", "fednova", "fedprox", "scaffold", "feddyn", "feddc", "moon")
 
@@ -130,7 +131,7 @@ def test_a_model_without_such_a_row_is_refused(layers: list[nn.Module]) -> None:
 def config(**changes: Any) -> RunConfig:
     fields: dict[str, Any] = {
         "name": "native",
-        "task": "tests.simulation.test_grouped:Pictures",
+        "task": "tests.helpers.pictures:Pictures",
         "classes": Pictures.classes,
         "rounds": 2,
         "partition": "niid1:4:0.5",
@@ -139,39 +140,38 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(fields | changes)
 
 
-def final(given: RunConfig, folder: Path, kind: type[InProcess]) -> tuple[dict[str, Tensor], list[float]]:
+def final(given: RunConfig, folder: Path, kernels: KernelsName) -> tuple[dict[str, Tensor], list[float]]:
     """The final model, and the clients' losses of both rounds."""
     folder.mkdir()
-    workshop = Workshop(given, None)
-    engine: Engine = kind(workshop)
-    federation = Federation(given, workshop, folder)
-    losses = [d.loss or 0.0 for outcome in federation.rounds(engine) for d in outcome.done]
-    names = [spec.name for spec in workshop.manifest]
-    return wire.read_group(folder / federation.files.model, wire.MODEL, names), losses
+    workbench = WorkbenchSpec.of(given, kernels=kernels).build()
+    federation = Federation(given, workbench, folder)
+    outcomes = federation.rounds(InProcess(workbench))
+    losses = [result.loss or 0.0 for outcome in outcomes for result in outcome.results]
+    names = [spec.name for spec in workbench.manifest]
+    return wire.read_group(folder / federation.checkpoint.model, wire.MODEL, names), losses
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm(algorithm: str, tmp_path: Path) -> None:
-    plain = final(config(algorithm=algorithm), tmp_path / "plain", InProcess)
-    native = final(config(algorithm=algorithm), tmp_path / "native", Native)
+    plain = final(config(algorithm=algorithm), tmp_path / "plain", "torch")
+    native = final(config(algorithm=algorithm), tmp_path / "native", "native")
     torch.testing.assert_close(native, plain, rtol=1e-3, atol=1e-4)
-    start = Workshop(config(), None).model.state_dict()
+    start = WorkbenchSpec.of(config()).build().model.state_dict()
     assert any((native[0][name] - start[name]).abs().max() > 1e-3 for name in start), (
         "it has learnt something"
     )
 
 
-def test_a_run_is_gone_on_with_by_its_own_engine_alone(tmp_path: Path) -> None:
+def test_a_run_is_gone_on_with_by_its_own_kernels_alone(tmp_path: Path) -> None:
     out, said = tmp_path / "run.jsonl", list[str]()
-    simulate(config(), source=None, out=out, engine="native", until=1, say=said.append)
-    with pytest.raises(InvalidConfiguration, match="begun with the engine native"):
-        simulate(config(), source=None, out=out, engine="grouped", say=said.append)
+    simulate(config(), source=None, out=out, kernels="native", until=1, say=said.append)
+    with pytest.raises(InvalidConfiguration, match="begun with native kernels"):
+        simulate(config(), source=None, out=out, say=said.append)
     whole = tmp_path / "whole.jsonl"
     digests = [
-        simulate(config(), source=None, out=path, engine="native", say=said.append) for path in (out, whole)
+        simulate(config(), source=None, out=path, kernels="native", say=said.append) for path in (out, whole)
     ]
     assert digests[0] == digests[1] != ""
-    assert Results(out).lines()[0]["machine"]["engine"] == "native"
 
 
 # ---------------------------------------------------------------- images

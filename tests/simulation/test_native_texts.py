@@ -1,4 +1,4 @@
-"""The engine native on texts: the same maxima over time and the same training, but for rounding."""
+"""The native kernels on texts: the same maxima over time and the same training, but for rounding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from shared.data.tokens import VOCABULARY
 from shared.models.textcnn import Features
 from shared.tasks.base import Split
 from shared.tasks.texts import TextOptions, TextTask
-from simulation.engines import InProcess
-from simulation.jobs import Workshop
-from simulation.native import Native, accelerate
+from simulation.jobs import WorkbenchSpec
+from simulation.kernels.native import accelerate
 from tests.simulation.test_native import config, final
 
 
@@ -157,8 +156,8 @@ def test_training(algorithm: str, tmp_path: Path) -> None:
     given = config(
         task="tests.simulation.test_native_texts:Words", classes=Words.classes, algorithm=algorithm
     )
-    plain = final(given, tmp_path / "plain", InProcess)
-    native = final(given, tmp_path / "native", Native)
+    plain = final(given, tmp_path / "plain", "torch")
+    native = final(given, tmp_path / "native", "native")
     torch.testing.assert_close(native, plain, rtol=1e-3, atol=1e-4)
-    start = Workshop(given, None).model.state_dict()
+    start = WorkbenchSpec.of(given).build().model.state_dict()
     assert any((native[0][name] - start[name]).abs().max() > 1e-3 for name in start), "it has learnt"

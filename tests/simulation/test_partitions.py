@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from shared.config import RunConfig
-from simulation.jobs import Workshop, workshop
+from simulation.jobs import WorkbenchSpec, workbench_of
 from simulation.run import Results, simulate
 
 
@@ -31,31 +32,35 @@ def rounds(given: RunConfig, out: Path, **more: Any) -> list[dict[str, Any]]:
 
 def test_each_client_is_scored_on_the_examples_it_kept(tmp_path: Path) -> None:
     given = config(partition={"kind": "niid1", "clients": 3, "held_out": 0.2})
-    whole = Workshop(config(partition={"kind": "niid1", "clients": 3}), None)
-    workshop = Workshop(given, None)
+    whole = WorkbenchSpec.of(config(partition={"kind": "niid1", "clients": 3})).build()
+    workbench = WorkbenchSpec.of(given).build()
     for index in range(3):
-        kept, tested = len(workshop.examples(index)), len(workshop.own_test(index))
+        kept, tested = len(workbench.training_examples(index)), len(workbench.own_test_examples(index))
         assert tested == (kept + tested) // 5
-        assert kept + tested == len(whole.examples(index))
+        assert kept + tested == len(whole.training_examples(index))
     for line in rounds(given, tmp_path / "r.jsonl"):
-        right = [s * len(workshop.own_test(k)) for k, s in enumerate(line["per_client"])]
+        right = [s * len(workbench.own_test_examples(k)) for k, s in enumerate(line["per_client"])]
         assert right == pytest.approx([round(number) for number in right])  # whole numbers of images
         assert len(right) == 3
     assert rounds(config(), tmp_path / "none.jsonl")[0]["per_client"] == []
 
 
 def test_a_process_that_outlives_an_engine_reads_changed_data_for_the_next(tmp_path: Path) -> None:
-    given = config(task="femnist", partition="iid:1").model_dump_json()
-    source = writers(tmp_path / "data")
-    one = workshop("one", given, source, None)
-    assert workshop("one", given, source, None) is one
-    (source / "w1" / "0" / "0.png").rename(source / "w1" / "1" / "0.png")  # labelled anew
-    two = workshop("two", given, source, None)
-    assert [made.counts(0)[:2] for made in (one, two)] == [[7, 7], [6, 8]]
+    given = config(task="femnist", partition="iid:1")
+    spec = WorkbenchSpec.of(given, writers(tmp_path / "data"))
+    one = workbench_of(replace(spec, engine="one"))
+    assert workbench_of(replace(spec, engine="one")) is one
+    one.class_counts(0)
+    (tmp_path / "data" / "w1" / "0" / "0.png").rename(
+        tmp_path / "data" / "w1" / "1" / "0.png"
+    )  # labelled anew
+    two = workbench_of(replace(spec, engine="two"))
+    assert [made.class_counts(0)[:2] for made in (one, two)] == [[7, 7], [6, 8]]
 
 
 def test_the_common_test_set_is_thinned(tmp_path: Path) -> None:
-    thin = Workshop(config(partition={"kind": "iid", "clients": 3, "test_rho": 9}), None).test_examples()
+    given = config(partition={"kind": "iid", "clients": 3, "test_rho": 9})
+    thin = WorkbenchSpec.of(given).build().test_examples
     digits = [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]  # of each class, see tests/shared/test_tasks.py
     kept = [int(round(n * 9 ** (-c / 9), 6)) for c, n in enumerate(digits)]
     assert thin.targets.bincount().tolist() == kept
@@ -64,12 +69,13 @@ def test_the_common_test_set_is_thinned(tmp_path: Path) -> None:
 
 def test_what_is_dealt_to_nobody_is_scored_beside_the_test_set(tmp_path: Path) -> None:
     given = config(partition={"kind": "iid", "clients": 3, "validation": 100})
-    workshop = Workshop(given, None)
-    kept = workshop.validation_examples()
+    workbench = WorkbenchSpec.of(given).build()
+    kept = workbench.validation_examples()
     assert kept is not None
     assert len(kept) == 100
-    whole = sum(len(Workshop(config(), None).examples(index)) for index in range(3))
-    assert sum(len(workshop.examples(index)) for index in range(3)) == whole - 100
+    without = WorkbenchSpec.of(config()).build()
+    whole = sum(len(without.training_examples(index)) for index in range(3))
+    assert sum(len(workbench.training_examples(index)) for index in range(3)) == whole - 100
     lines = rounds(given, tmp_path / "r.jsonl")
     right = [100 * line["validation_accuracy"] for line in lines]
     assert right == pytest.approx([round(number) for number in right])  # whole numbers of images
@@ -95,8 +101,12 @@ def test_a_client_is_a_writer_whichever_engine_trains_it(tmp_path: Path) -> None
     assert len(list(cache.iterdir())) == 2  # training and test images, decoded
     two = rounds(given, tmp_path / "two.jsonl", source=source, cache=cache, processes=2)
     assert [line["model"] for line in one] == [line["model"] for line in two]
-    workshop = Workshop(given, source, cache)
-    assert [len(workshop.examples(k)) for k in range(3)] == [11, 18, 27]  # a tenth is in the test set
+    workbench = WorkbenchSpec.of(given, source, cache).build()
+    assert [len(workbench.training_examples(k)) for k in range(3)] == [
+        11,
+        18,
+        27,
+    ]  # a tenth is in the test set
     steps = [steps for line in one for steps in line["steps"]]
     assert all(1 <= number <= 4 for number in steps)
     assert len(set(steps)) > 1

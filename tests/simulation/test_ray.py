@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 from shared.problems import InvalidConfiguration
-from simulation.ray_cluster import check_node, connected, located
-from simulation.ray_sweep import sweep_over_nodes
+from simulation.ray.cluster import check_node, connected, locate_data
+from simulation.ray.sweep import sweep_over_nodes
 from simulation.results import Results, checkpoint_of, versions
 from simulation.run import simulate
 from simulation.snapshot import Snapshot
 from simulation.sweep import Planned, claimed
+from tests.helpers.pictures import Pictures
 from tests.simulation.test_simulate import config, quiet, timeless
 
 LONG = {"rounds": 6, "local": {"steps": 60, "batch_size": 16, "learning_rate": 0.05}}
@@ -93,7 +94,7 @@ class TestEngine:
     def test_missing_data_name_the_node(self, tmp_path: Path) -> None:
         import ray
 
-        on_a_node = ray.remote(located)
+        on_a_node = ray.remote(locate_data)
         with pytest.raises(
             InvalidConfiguration, match=f"the node .* has (no|neither) {tmp_path}/cifar10.zip"
         ):
@@ -104,8 +105,8 @@ class TestEngine:
         killed: list[int] = []
 
         def kill_one() -> None:
-            until_true(lambda: busy(psutil.Process(), "train_there"))
-            victim = busy(psutil.Process(), "train_there")[0]
+            until_true(lambda: busy(psutil.Process(), "train_on_node"))
+            victim = busy(psutil.Process(), "train_on_node")[0]
             victim.send_signal(signal.SIGKILL)
             killed.append(victim.pid)
 
@@ -123,12 +124,12 @@ class TestSweep:
     def test_as_on_this_machine_and_one_failure_stops_no_other(self, tmp_path: Path, cluster: str) -> None:
         here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
         bad, taken = config(name="bad", min_clients=5), config(name="taken")
-        short = config(name="short", algorithm="fedavg")
+        pictures = config(name="pictures", task="tests.helpers.pictures:Pictures", classes=Pictures.classes)
         runs = [
             Planned(bad, tmp_path / "bad.jsonl"),
             Planned(config(), there),
             Planned(taken, tmp_path / "taken.jsonl"),
-            Planned(short, tmp_path / "short.jsonl", until=1, engine="grouped"),
+            Planned(pictures, tmp_path / "pictures.jsonl", until=1, kernels="native"),
         ]
         said: list[str] = []
         with claimed(tmp_path / "taken.jsonl"):
@@ -140,9 +141,9 @@ class TestSweep:
         assert timeless(there) == timeless(here)
         assert "small  round    3/3" in "\n".join(said)
         assert not checkpoint_of(there).exists(), "done"
-        assert rounds(tmp_path / "short.jsonl") == 1
-        assert checkpoint_of(tmp_path / "short.jsonl").exists(), "it can go on"
-        assert Results(tmp_path / "short.jsonl").lines()[0]["machine"]["engine"] == "grouped"
+        assert rounds(tmp_path / "pictures.jsonl") == 1
+        assert checkpoint_of(tmp_path / "pictures.jsonl").exists(), "it can go on"
+        assert Results(tmp_path / "pictures.jsonl").lines()[0]["machine"]["kernels"] == "native"
 
     def test_a_killed_process_costs_a_round_at_most(self, tmp_path: Path, cluster: str) -> None:
         out, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
@@ -185,7 +186,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from shared.config import RunConfig
-from simulation.ray_sweep import sweep_over_nodes
+from simulation.ray.sweep import sweep_over_nodes
 from simulation.sweep import Planned
 
 if __name__ == "__main__":
@@ -268,9 +269,9 @@ class TestRefusals:
         assert not (tmp_path / "r.jsonl").exists()
 
     def test_an_address_for_another_engine(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidConfiguration, match="address: grouped trains on this machine"):
+        with pytest.raises(InvalidConfiguration, match="address: processes trains on this machine"):
             simulate(
-                config(), source=None, out=tmp_path / "r.jsonl", engine="grouped", address="auto", say=quiet
+                config(), source=None, out=tmp_path / "r.jsonl", engine="processes", address="auto", say=quiet
             )
 
     def test_another_version_names_the_node(self) -> None:
@@ -281,8 +282,8 @@ class TestRefusals:
     def test_data_lie_elsewhere_on_a_node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "set.zip").touch()
         monkeypatch.setenv("FEDDISCO_DATA", str(tmp_path))
-        assert located(None) is None
-        assert located(Path("/on/the/driver/set.zip")) == tmp_path / "set.zip"
-        assert located(tmp_path / "set.zip") == tmp_path / "set.zip"
+        assert locate_data(None) is None
+        assert locate_data(Path("/on/the/driver/set.zip")) == tmp_path / "set.zip"
+        assert locate_data(tmp_path / "set.zip") == tmp_path / "set.zip"
         with pytest.raises(InvalidConfiguration, match=r"neither /on/other\.zip nor other\.zip in FEDDISCO"):
-            located(Path("/on/other.zip"))
+            locate_data(Path("/on/other.zip"))

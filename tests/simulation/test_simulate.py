@@ -16,7 +16,10 @@ import torch
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
+from simulation.engines import EngineName
+from simulation.kernels import KernelsName
 from simulation.run import Results, Setup, Simulation, simulate
+from tests.helpers.first_time import GENTLE_START
 
 
 def config(**changes: Any) -> RunConfig:
@@ -59,9 +62,13 @@ def test_a_file_is_gone_on_with_on_its_own_kind_of_device(tmp_path: Path) -> Non
         Simulation(given, setup, out, quiet)
 
 
-def test_only_the_engine_in_process_trains_on_a_gpu(tmp_path: Path) -> None:
-    setup = Setup(engine="native", device=torch.device("cuda"))
-    with pytest.raises(InvalidConfiguration, match="native trains on the CPU, received cuda"):
+@pytest.mark.parametrize(("engine", "kernels"), [("in-process", "native"), ("processes", "torch")])
+def test_only_in_process_and_torch_train_on_a_gpu(
+    engine: EngineName, kernels: KernelsName, tmp_path: Path
+) -> None:
+    setup = Setup(engine=engine, kernels=kernels, device=torch.device("cuda"))
+    message = f"the engine {engine} with {kernels} kernels trains on the CPU, received cuda"
+    with pytest.raises(InvalidConfiguration, match=message):
         Simulation(config(), setup, tmp_path / "run.jsonl", quiet)
 
 
@@ -102,6 +109,18 @@ def test_several_processes_give_the_same_models(tmp_path: Path) -> None:
     one = run(config(rounds=2), tmp_path / "one.jsonl")
     assert run(config(rounds=2), tmp_path / "two.jsonl", processes=2) == one
     assert timeless(tmp_path / "one.jsonl") == timeless(tmp_path / "two.jsonl")
+
+
+def test_who_takes_part_for_the_first_time_is_known_though_nothing_is_kept(tmp_path: Path) -> None:
+    given = config(algorithm=GENTLE_START, clients_per_round=2, rounds=4)
+    whole = run(given, tmp_path / "whole.jsonl")
+    assert whole != run(config(algorithm="fedavg", clients_per_round=2, rounds=4), tmp_path / "plain.jsonl")
+    out = tmp_path / "resumed.jsonl"
+    for until in (1, 3):
+        simulate(given, source=None, out=out, until=until, say=quiet)
+    assert run(given, out) == whole
+    rounds = [line for line in Results(out).lines() if line["kind"] == "round"]
+    assert {*rounds[0]["participants"]} != {*rounds[1]["participants"]}, "somebody is new in the second round"
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:

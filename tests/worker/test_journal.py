@@ -32,14 +32,15 @@ def _control(journal: Journal, work: Train) -> float | None:
     """The kept state that a training of ``work`` would start from."""
     run = journal.open_run("demo")
     state = run.find_kept(work)
-    return None if state is None else float(run.read_kept(state)["control"]["w"][0])
+    path = run.kept_path(state)
+    return None if path is None else float(wire.read_group(path, "control", ["w"])["w"][0])
 
 
 def test_a_new_run_has_nothing(tmp_path: Path) -> None:
     run = _journal(tmp_path).open_run("demo")
     assert run.find_finished(assignment(1, 0)) is None
     assert run.find_kept(assignment(1, 0)) is None
-    assert run.read_kept(None) == {}
+    assert run.kept_path(None) is None
 
 
 def test_the_same_assignment_finds_its_finished_update_after_a_restart(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_an_algorithm_that_keeps_nothing_still_has_taken_part(tmp_path: Path) ->
     run.record(assignment(1, 0), None, {"model": {"w": torch.ones(1)}}, {}, report)
     state = run.find_kept(assignment(2, 1))
     assert state is not None
-    assert run.read_kept(state) == {}
+    assert run.kept_path(state) is None
 
 
 # ---------------------------------------------------------------- damage

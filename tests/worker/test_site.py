@@ -129,7 +129,7 @@ def test_labels_are_those_of_the_runs_own_contract(
         for place, classes in enumerate([*orders, *orders])
     ]
     for local in runs:
-        assert here.counts(local, None) == [NUMBERS[name] for name in local.view.classes]
+        assert here.count_classes(local, None) == [NUMBERS[name] for name in local.view.classes]
         tested = here.test_examples(local).targets.bincount()
         assert tested.tolist() == [NUMBERS[name] for name in local.view.classes]
         if task == "imagefolder":
@@ -146,7 +146,7 @@ def test_parts_of_a_dealt_set_are_those_of_the_runs_own_contract(folder: Path) -
         )
         for place, classes in enumerate(ORDERS)
     ]
-    assert [here.counts(local, 0) for local in runs] == [[3, 2], [2, 3]]
+    assert [here.count_classes(local, 0) for local in runs] == [[3, 2], [2, 3]]
 
 
 def test_a_misspelt_class_is_not_covered_by_what_another_run_has_loaded(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_another_task_with_the_same_options_loads_for_itself(folder: Path) -> No
     one = here.take_up(view("one", f"{__name__}:Named", ORDERS[0]))
     here.settings = here.settings.model_copy(update={"task": f"{__name__}:Renamed"})
     two = here.take_up(view("two", f"{__name__}:Renamed", ORDERS[0]))
-    assert [here.counts(local, None) for local in (one, two)] == [[3, 2], [2, 3]]
+    assert [here.count_classes(local, None) for local in (one, two)] == [[3, 2], [2, 3]]
 
 
 def swap(one: Path, two: Path) -> None:
@@ -224,7 +224,7 @@ def test_another_run_of_the_same_name_gets_nothing_of_the_first(folder: Path) ->
         local = here.take_up(
             view("demo", "imagefolder", classes, task_options={"size": 8}, partition="iid:1")
         )
-        assert here.counts(local, 0) == counts
+        assert here.count_classes(local, 0) == counts
         assert here.test_examples(local).targets.bincount().tolist() == counts
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from shared.problems import InvalidConfiguration
 from simulation.results import versions
 
-__all__ = ["LOCAL", "check_node", "connected", "located"]
+__all__ = ["LOCAL", "check_node", "connected", "locate_cache", "locate_data"]
 
 LOCAL = "local"
 
@@ -39,7 +39,7 @@ def connected(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
         InvalidConfiguration: Ray is not installed, or there is no cluster at the address.
     """
     wanted = address or os.environ.get("RAY_ADDRESS") or LOCAL
-    ray = _imported(wanted == LOCAL)
+    ray = _import_ray(wanted == LOCAL)
     if ray.is_initialized():
         yield ray
         return
@@ -47,7 +47,7 @@ def connected(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
     with TemporaryDirectory(prefix="feddisco-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         own = {"include_dashboard": False, "_temp_dir": folder} if wanted == LOCAL else {}
         try:
-            _knock(wanted)
+            _check_listening(wanted)
             ray.init(address=wanted, log_to_driver=False, logging_level="error", **own)
         except (OSError, ImportError, RuntimeError, ValueError) as fault:
             raise InvalidConfiguration(
@@ -62,7 +62,7 @@ def connected(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _imported(local: bool) -> Any:
+def _import_ray(local: bool) -> Any:
     """Ray reads its settings when it is imported."""
     for name, value in QUIET.items():
         os.environ[name] = value
@@ -81,7 +81,7 @@ def _imported(local: bool) -> Any:
     return ray
 
 
-def _knock(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raise OSError if nobody listens there: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
@@ -91,7 +91,7 @@ def _knock(address: str) -> None:
 # ---------------------------------------------------------------- on a node
 
 
-def located(source: Path | None) -> Path | None:
+def locate_data(source: Path | None) -> Path | None:
     """The data on this node: at the same path, or by the same name in the node's FEDDISCO_DATA.
 
     Raises:
@@ -107,6 +107,11 @@ def located(source: Path | None) -> Path | None:
         f"data: the node {platform.node()} has {places}.",
         hint="Copy the data there, and set FEDDISCO_DATA where the node calls `ray start`.",
     )
+
+
+def locate_cache(cache: Path | None) -> Path | None:
+    """The folder of decoded data where this node has it; otherwise the node decodes by itself."""
+    return cache if cache and cache.is_dir() else None
 
 
 def check_node(expected: dict[str, str]) -> None:

@@ -75,8 +75,8 @@ def _compiler() -> str:
         if found := shutil.which(name):
             return found
     raise InvalidConfiguration(
-        f"engine: native needs a C++ compiler; none of {', '.join(COMPILERS)} was found.",
-        hint="Install one (Debian and Ubuntu: apt install g++), set CXX, or choose another engine.",
+        f"kernels: native needs a C++ compiler; none of {', '.join(COMPILERS)} was found.",
+        hint="Install one (Debian and Ubuntu: apt install g++), set CXX, or choose the kernels torch.",
     )
 
 
@@ -95,7 +95,7 @@ def _build(target: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a compiler, no shell
         if done.returncode:
             raise InvalidConfiguration(
-                f"engine: native could not be compiled by {command[0]}: {done.stderr.strip()[-600:]}",
-                hint="Choose another engine, or set CXX to another compiler.",
+                f"kernels: native could not be compiled by {command[0]}: {done.stderr.strip()[-600:]}",
+                hint="Choose the kernels torch, or set CXX to another compiler.",
             )
         made.replace(target)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from shared.models.textcnn import Features
-from simulation.native.layers import call
-from simulation.native.library import Texts, library
+from simulation.kernels.native.layers import call
+from simulation.kernels.native.library import Texts, library
 
 __all__ = ["accelerate_texts"]
 
@@ -38,7 +38,7 @@ def _maxima(features: Features, tokens: Tensor) -> Tensor:
     """
     table = features.embedding.weight
     if (table.dtype, table.device.type) != (torch.float32, "cpu"):
-        raise TypeError(f"engine native computes float32 on the CPU, got {table.dtype} on {table.device}")
+        raise TypeError(f"the native kernels compute float32 on the CPU, got {table.dtype} on {table.device}")
     if tokens.numel():
         least, most = (int(each) for each in tokens.aminmax())
         if least < 0 or most >= len(table):

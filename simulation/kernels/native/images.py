@@ -10,8 +10,8 @@ from torch import Tensor
 from shared.tasks.base import Task
 from shared.tasks.images import ImageTask
 from shared.tasks.transforms import corners, mirrored
-from simulation.native.layers import call, lanes_for
-from simulation.native.library import Shape, library
+from simulation.kernels.native.layers import call, lanes_for
+from simulation.kernels.native.library import Shape, library
 
 __all__ = ["accelerate_images"]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from simulation.engines import one_thread
-from simulation.ray_cluster import check_node, connected, located
-from simulation.ray_engine import TRIES, seen
+from simulation.engines.processes import use_one_thread
+from simulation.engines.ray import TRIES
+from simulation.ray.cluster import check_node, connected, locate_cache, locate_data
 from simulation.results import versions
 from simulation.run import Setup, Simulation
 from simulation.snapshot import Snapshot
-from simulation.sweep import Planned, Swept, claimed, told
+from simulation.sweep import Planned, Swept, claimed, say_end
 
 __all__ = ["sweep_over_nodes"]
 
@@ -50,7 +50,7 @@ class Runner:
     def advance(self) -> Advanced:
         """Train one round; the files go when it is the last one, or raises."""
         try:
-            run = self._run = self._run or self._begun()
+            run = self._run = self._run or self._begin()
             last = self._planned.until or self._planned.config.rounds
             digest = run.train(min(run.completed + 1, last))
             over = run.completed >= last
@@ -64,14 +64,14 @@ class Runner:
         self._said.clear()
         return Advanced(said, self._snapshot, digest, over)
 
-    def _begun(self) -> Simulation:
-        one_thread()
+    def _begin(self) -> Simulation:
+        use_one_thread()
         check_node(self._expected)
         planned = self._planned
         folder = self._open.enter_context(TemporaryDirectory(prefix="feddisco-"))
         self._out = Path(folder) / planned.out.name
         self._snapshot.store(self._out)
-        setup = Setup(located(planned.source), seen(planned.cache), planned.engine)
+        setup = Setup(locate_data(planned.source), locate_cache(planned.cache), kernels=planned.kernels)
         return self._open.enter_context(Simulation(planned.config, setup, self._out, self._said.append))
 
 
@@ -97,7 +97,7 @@ def sweep_over_nodes(runs: Sequence[Planned], *, address: str | None, say: Say =
         InvalidConfiguration: Ray is not installed, or there is no cluster at the address.
     """
     with connected(address, say) as ray:
-        return _Sweep(ray, runs, say).carried_out()
+        return _Sweep(ray, runs, say).carry_out()
 
 
 class _Sweep:
@@ -109,7 +109,7 @@ class _Sweep:
         self._pending: dict[Any, _Active] = {}
         self._ended: dict[int, Swept] = {}
 
-    def carried_out(self) -> list[Swept]:
+    def carry_out(self) -> list[Swept]:
         while self._waiting or self._pending:
             self._fill()
             if self._pending:
@@ -145,11 +145,11 @@ class _Sweep:
         except errors.RayTaskError as fault:
             self._end(active, Swept(name, "failed", str(fault.cause)))
         except errors.RayError as fault:
-            self._lost(active, type(fault).__name__)
+            self._start_again(active, type(fault).__name__)
         else:
-            self._advanced(active, advanced)
+            self._keep_advance(active, advanced)
 
-    def _advanced(self, active: _Active, advanced: Advanced) -> None:
+    def _keep_advance(self, active: _Active, advanced: Advanced) -> None:
         active.lost = 0
         if not advanced.over:
             self._pending[active.runner.advance.remote()] = active  # trains while this one is written
@@ -159,7 +159,7 @@ class _Sweep:
         if advanced.over:
             self._end(active, Swept(active.planned.config.name, "done", advanced.digest))
 
-    def _lost(self, active: _Active, how: str) -> None:
+    def _start_again(self, active: _Active, how: str) -> None:
         active.lost += 1
         name = active.planned.config.name
         if active.lost > TRIES:
@@ -173,4 +173,4 @@ class _Sweep:
         active.claim.close()
         if active.runner is not None:
             self._ray.kill(active.runner)
-        self._ended[active.place] = told(swept, self._say)
+        self._ended[active.place] = say_end(swept, self._say)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from simulation.native.library import Shape, Texts, library
+from simulation.kernels.native.library import Shape, Texts, library
 
 __all__ = ["accelerate_rows", "call", "lanes_for"]
 
@@ -80,7 +80,9 @@ def _forward(layer: nn.Conv2d, images: Tensor) -> Tensor:
         ValueError: they are not images of as many channels, or leave nothing to pool.
     """
     if (images.dtype, images.device.type) != (torch.float32, "cpu"):
-        raise TypeError(f"engine native computes float32 on the CPU, got {images.dtype} on {images.device}")
+        raise TypeError(
+            f"the native kernels compute float32 on the CPU, got {images.dtype} on {images.device}"
+        )
     height, width = layer.kernel_size
     if images.dim() != 4 or images.shape[1] != layer.in_channels:
         raise ValueError(f"{layer} got {tuple(images.shape)}, expected (B, {layer.in_channels}, H, W)")

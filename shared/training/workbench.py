@@ -1,0 +1,234 @@
+"""A run as one process trains it: task, algorithm, one model to work on, the data and whose they are.
+
+A worker and the simulation train by this class alone, so that a client's round gives the same bits in both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shared import wire
+from shared.data.partition import common_test, deal_examples, validation_examples
+from shared.problems import InvalidConfiguration
+from shared.schemas import Metrics, TensorKind
+from shared.training import LOCAL_BUFFERS, train
+from shared.training.evaluation import EVALUATION_BATCH, evaluate
+from shared.wire.tensors import load_into, manifest_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from shared.algorithms.base import Algorithm, Groups, Tensors
+    from shared.config import Partition, RunConfig
+    from shared.data import Examples
+    from shared.data.partition import Share
+    from shared.tasks.base import Split, Task
+    from shared.training import LocalResult, Precision, TrainProgress
+
+__all__ = ["ClientTask", "Inputs", "Workbench"]
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One client's part in one round, and the files that it starts from.
+
+    ``took_part`` says whether an update of this client was aggregated in an earlier round, ``kept`` is what
+    the client kept of the newest of them (None: nothing, or it was lost).
+    """
+
+    round: int
+    index: int
+    relative_size: float
+    took_part: bool
+    model: Path
+    broadcast: Path | None = None
+    kept: Path | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the files of a task hold: the model, the algorithm's groups received, and those kept."""
+
+    start: Tensors
+    received: Groups
+    kept: Groups
+
+
+class Workbench:
+    """Trains and scores; the model's values are overwritten at every use.
+
+    ``load`` gives a split of the data, whole; ``partition`` says how the training set is dealt to clients
+    (None: all of it is this process's own). ``device`` is where models and examples are in use.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        algorithm: Algorithm[Any],
+        load: Callable[[Split], Examples],
+        partition: Partition | None,
+        device: torch.device,
+        precision: Precision = "float32",
+    ) -> None:
+        self.config = config
+        self.task = task
+        self.algorithm = algorithm
+        self.partition = partition
+        self.device = device
+        model = task.build_model(config.model, config.seed)
+        self.manifest = manifest_of(model)
+        self.model: nn.Module = model.to(device)
+        self._load = load
+        self._precision = precision
+        self._parts: dict[int | None, Examples] = {}
+
+    # ------------------------------------------------------------ data
+
+    @functools.cached_property
+    def _shares(self) -> list[Share]:
+        if self.partition is None:
+            return []
+        return deal_examples(self.partition, self.task, self._load("train"), self.config.seed)
+
+    @property
+    def clients(self) -> int:
+        """How many clients the training set is dealt to; 0 without a partition."""
+        return len(self._shares)
+
+    def training_examples(self, index: int | None) -> Examples:
+        """The examples that client ``index`` trains on; without a partition or an index, all.
+
+        Raises:
+            InvalidConfiguration: the partition has no such client.
+        """
+        part = None if self.partition is None else index
+        if part not in self._parts:
+            whole = self._load("train")
+            own = whole if part is None else whole.subset(self._share(part).train)
+            self._parts[part] = own.to(self.device)
+        return self._parts[part]
+
+    def own_test_examples(self, index: int) -> Examples:
+        """What ``partition.held_out`` keeps of the client's examples for a test of its own (or nothing)."""
+        return self._load("train").subset(self._share(index).test).to(self.device)
+
+    def _share(self, index: int) -> Share:
+        if not 0 <= index < self.clients:
+            raise InvalidConfiguration(
+                f"index {index} is outside a partition for {self.clients} clients.",
+                hint="Indexes count from 0; start no more workers than the partition has parts.",
+            )
+        return self._shares[index]
+
+    @functools.cached_property
+    def test_examples(self) -> Examples:
+        """The common test set, thinned as the run's partition says."""
+        spec = self.partition or self.config.partition
+        return common_test(spec, self.task, self._load("test")).to(self.device)
+
+    def validation_examples(self) -> Examples | None:
+        """What ``partition.validation`` keeps of the training set, dealt to nobody; None if it is nothing."""
+        if self.partition is None or not self.partition.validation:
+            return None
+        whole = self._load("train")
+        return validation_examples(self.partition, self.task, whole, self.config.seed).to(self.device)
+
+    def class_counts(self, index: int | None) -> list[float]:
+        """The client's training examples of each class."""
+        classes = self.task.categories(self.training_examples(index).targets).cpu()
+        return torch.bincount(classes, minlength=len(self.task.classes)).double().tolist()
+
+    # ------------------------------------------------------------ training
+
+    def train(
+        self,
+        task: ClientTask,
+        *,
+        clock: Callable[[], float],
+        on_progress: Callable[[TrainProgress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> LocalResult:
+        """Carry out the task. Raises what :func:`shared.training.train` and reading the files raise."""
+        with self._inputs(task) as inputs:
+            return train(
+                task=self.task,
+                model=self.model,
+                algorithm=self.algorithm,
+                examples=self.training_examples(task.index),
+                local=self.config.local,
+                start=inputs.start,
+                received=inputs.received,
+                kept=inputs.kept,
+                first_time=self._is_first_time(task),
+                relative_size=task.relative_size,
+                seed=self.config.seed,
+                round=task.round,
+                index=task.index,
+                device=self.device,
+                clock=clock,
+                precision=self._precision,
+                buffers=self.config.buffers,
+                on_progress=on_progress,
+                should_stop=should_stop,
+            )
+
+    def _is_first_time(self, task: ClientTask) -> bool:
+        """Whether the client begins anew: nothing of it was aggregated, or what its algorithm keeps is lost.
+
+        An algorithm that keeps nothing has nothing to lose: there it is what the coordinator knows.
+        """
+        return not task.took_part or (bool(self.algorithm.keeps) and task.kept is None)
+
+    @contextmanager
+    def _inputs(self, task: ClientTask) -> Iterator[Inputs]:
+        """The files' tensors, mapped for the block; missing groups are left out."""
+        kept = task.kept if task.took_part else None
+        with ExitStack() as files:
+            model = files.enter_context(wire.opened(task.model))
+            yield Inputs(
+                start={spec.name: model.tensor(wire.MODEL, spec.name) for spec in self.manifest},
+                received=self._groups(files, task.broadcast, self.algorithm.downloads),
+                kept=self._groups(files, kept, self.algorithm.keeps)
+                | self._groups(files, kept, self._local_buffers, TensorKind.BUFFER),
+            )
+
+    def _groups(
+        self,
+        files: ExitStack,
+        path: Path | None,
+        groups: tuple[str, ...],
+        kind: TensorKind = TensorKind.PARAMETER,
+    ) -> Groups:
+        """Those of the groups that the file holds: a new version of an algorithm may keep more."""
+        names = [spec.name for spec in self.manifest if spec.kind is kind]
+        if path is None or not groups or not names:
+            return {}
+        file = files.enter_context(wire.opened(path))
+        present = [group for group in groups if any(file.has(group, name) for name in names)]
+        return {group: {name: file.tensor(group, name) for name in names} for group in present}
+
+    @property
+    def _local_buffers(self) -> tuple[str, ...]:
+        return (LOCAL_BUFFERS,) if self.config.buffers == "keep-local" else ()
+
+    # ------------------------------------------------------------ scoring
+
+    def load_model(self, path: Path) -> None:
+        """Overwrite the model by the one in a file."""
+        with wire.opened(path) as file:
+            load_into(self.model, {spec.name: file.tensor(wire.MODEL, spec.name) for spec in self.manifest})
+
+    def evaluate(self, examples: Examples, batch_size: int = EVALUATION_BATCH) -> Metrics:
+        """The model's scores on examples."""
+        return evaluate(
+            task=self.task, model=self.model, examples=examples, device=self.device, batch_size=batch_size
+        )
