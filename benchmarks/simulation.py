@@ -221,7 +221,7 @@ class EngineLoop:
         folder.mkdir()
         self.federation = Federation(workbench.config, workbench, folder)
         self.names = [spec.name for spec in workbench.manifest]
-        self._rounds = self.federation.rounds(engine)
+        self._rounds = self.federation.train_rounds(engine)
 
     @property
     def clients(self) -> list[int]:

@@ -22,7 +22,7 @@ from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
 from simulation.ray.sweep import sweep_over_nodes
-from simulation.sweep import Planned, Swept, claimed, sweep
+from simulation.sweep import Planned, Swept, claim_results, sweep
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
 
@@ -149,7 +149,7 @@ def _explore(table: Table, request: Request, say: Say) -> bool:
         except InvalidConfiguration as problem:
             say(f"{table.name}: {problem}")
             return False
-        with claimed(request.results / WORK / table.kind / trial.out.name) as ours:
+        with claim_results(request.results / WORK / table.kind / trial.out.name) as ours:
             if ours:
                 exploration.explore(trial, source, request.results / WORK / "cache", say)
     return True

@@ -98,7 +98,7 @@ class Federation:
         for _ in range(self.checkpoint.completed):
             self._skip_round()
 
-    def rounds(self, engine: Engine, until: int | None = None) -> Iterator[RoundOutcome]:
+    def train_rounds(self, engine: Engine, until: int | None = None) -> Iterator[RoundOutcome]:
         """Train round after round until the run is over, or round ``until`` is completed.
 
         A round counts as completed when the next one is asked for: what is done with an outcome is done

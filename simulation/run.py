@@ -60,14 +60,14 @@ def simulate(
     (more than one trains clients side by side) or ``address`` asks for.
     ``kernels`` compute a client: those of ``native`` are faster on small networks and equal but for rounding.
     ``device`` is where to train: cpu, cuda, cuda:N, mps, or auto for the best of them.
-    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray.cluster.connected`.
+    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray.cluster.connect`.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
     chosen = choose_engine(engine, processes, address)
     setup = Setup(source, cache, chosen, kernels, processes, address, choose(device))
     with Simulation(config, setup, out, say) as run:
-        if run.over:
+        if run.is_over:
             say(f"{out}: done already, final model sha256 {run.digest}")
         return run.train(until)
 
@@ -101,7 +101,7 @@ class Simulation:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        if not self.over:
+        if not self.is_over:
             self._begin()
         return self
 
@@ -111,7 +111,7 @@ class Simulation:
         self._open.close()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the last round's result is there, and so nothing is left to train."""
         lines = self._results.lines()
         return bool(lines) and lines[-1]["kind"] == "end"
@@ -124,13 +124,13 @@ class Simulation:
     @property
     def completed(self) -> int:
         """How many rounds there are."""
-        return self._config.rounds if self.over else self._federation.checkpoint.completed
+        return self._config.rounds if self.is_over else self._federation.checkpoint.completed
 
     def train(self, until: int | None = None) -> str:
         """Train up to and with round ``until`` (None: the last); returns the newest model's digest."""
-        if self.over:
+        if self.is_over:
             return self.digest
-        self._rounds(until)
+        self._train_rounds(until)
         digest = self.digest
         if self.completed == self._config.rounds:
             self._results.append({"kind": "end", "model": digest})
@@ -151,11 +151,11 @@ class Simulation:
         else:
             self._results.append(header(self._config, setup.engine, setup.kernels, setup.device))
 
-    def _rounds(self, until: int | None) -> None:
+    def _train_rounds(self, until: int | None) -> None:
         config, tests = self._config, self._tests
         began = time.perf_counter()
-        for outcome in self._federation.rounds(self._engine, until):
-            due = tests and _due(config, outcome.round)
+        for outcome in self._federation.train_rounds(self._engine, until):
+            due = tests and _is_due(config, outcome.round)
             scores = _score(self._workbench, tests, outcome) if tests and due else None
             self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
             began = time.perf_counter()
@@ -188,7 +188,7 @@ class _Scores:
     validation: Metrics | None
 
 
-def _due(config: RunConfig, number: int) -> bool:
+def _is_due(config: RunConfig, number: int) -> bool:
     return number % config.evaluate_every == 0 or number == config.rounds
 
 

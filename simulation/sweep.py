@@ -20,7 +20,7 @@ from simulation.engines.processes import use_one_thread
 from simulation.kernels import KernelsName
 from simulation.run import simulate
 
-__all__ = ["Planned", "Swept", "claimed", "say_end", "sweep"]
+__all__ = ["Planned", "Swept", "claim_results", "say_end", "sweep"]
 
 Say = Callable[[str], None]
 
@@ -64,12 +64,12 @@ def sweep(runs: Sequence[Planned], *, processes: int, say: Say = print) -> list[
         pending = [pool.submit(_carry_out, planned, _flushed) for planned in runs]
         names = {id(future): planned.config.name for future, planned in zip(pending, runs, strict=True)}
         for future in as_completed(pending):
-            say_end(_ended(names[id(future)], future), say)
-        return [_ended(names[id(future)], future) for future in pending]
+            say_end(_read_end(names[id(future)], future), say)
+        return [_read_end(names[id(future)], future) for future in pending]
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[bool]:
+def claim_results(out: Path) -> Iterator[bool]:
     """Whether this process alone may write ``out``; the claim ends with the block or the process."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.with_name(out.name + ".lock").open("a") as file:
@@ -83,7 +83,7 @@ def claimed(out: Path) -> Iterator[bool]:
 
 def _carry_out(planned: Planned, say: Say) -> Swept:
     name = planned.config.name
-    with claimed(planned.out) as ours:
+    with claim_results(planned.out) as ours:
         if not ours:
             return Swept(name, "busy", "another process is doing it")
         try:
@@ -102,7 +102,7 @@ def _carry_out(planned: Planned, say: Say) -> Swept:
         return Swept(name, "done", digest)
 
 
-def _ended(name: str, future: Future[Swept]) -> Swept:
+def _read_end(name: str, future: Future[Swept]) -> Swept:
     try:
         return future.result()
     except BrokenProcessPool:

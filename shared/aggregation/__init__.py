@@ -73,12 +73,12 @@ def aggregate(
     return what it declares. Files must have passed ``shared.wire.validation``.
     """
     ordered = sorted(updates, key=lambda update: update.info.index)
-    given = _checked_weights([update.info.index for update in ordered], weights)
+    given = _check_weights([update.info.index for update in ordered], weights)
     names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
     stream = _Stream(ordered, names[TensorKind.PARAMETER])
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
-        state = _state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
         combined = algorithm.combine(
             ServerRound(
                 model={spec.name: x.tensor(wire.MODEL, spec.name) for spec in stream.parameters},
@@ -94,10 +94,10 @@ def aggregate(
         averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if buffers == "average" else {}
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
         rest |= averaged
-        return _written(algorithm, manifest, combined, rest, folder)
+        return _write_results(algorithm, manifest, combined, rest, folder)
 
 
-def _checked_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict[int, float]:
+def _check_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict[int, float]:
     """The weights that are not 0, in index order."""
     given = {index: weights[index] for index in indices if weights.get(index)}
     if not given:
@@ -146,7 +146,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
     return torch.zeros(spec.shape, dtype=torch.float64 if spec.dtype == "F64" else torch.float32)
 
 
-def _state(
+def _read_state(
     files: ExitStack, stream: _Stream, *stored: tuple[Sequence[str], Path | None]
 ) -> dict[str, Mapping[str, Tensor]]:
     """The server's groups, mapped from their files; zeros that take no memory where there is no file."""
@@ -175,7 +175,7 @@ def _check_groups(algorithm: Algorithm[Any], combined: Combined) -> None:
         )
 
 
-def _written(
+def _write_results(
     algorithm: Algorithm[Any],
     manifest: Sequence[TensorSpec],
     combined: Combined,
@@ -195,7 +195,7 @@ def _written(
 
 
 def _write_model(path: Path, manifest: Iterable[TensorSpec], tensors: Mapping[str, Tensor]) -> Written:
-    return wire.write(path, {wire.MODEL: {s.name: _finished(s, tensors, wire.MODEL) for s in manifest}})
+    return wire.write(path, {wire.MODEL: {s.name: _cast_and_check(s, tensors, wire.MODEL) for s in manifest}})
 
 
 def _write_groups(
@@ -205,11 +205,11 @@ def _write_groups(
         return None
     specs = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
     return wire.write(
-        path, {group: {s.name: _finished(s, state[group], group) for s in specs} for group in groups}
+        path, {group: {s.name: _cast_and_check(s, state[group], group) for s in specs} for group in groups}
     )
 
 
-def _finished(spec: TensorSpec, tensors: Mapping[str, Tensor], group: str) -> Tensor:
+def _cast_and_check(spec: TensorSpec, tensors: Mapping[str, Tensor], group: str) -> Tensor:
     """The tensor in the manifest's dtype, if it is there, has its shape and is finite."""
     import torch
 

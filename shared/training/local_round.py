@@ -104,8 +104,8 @@ def local_result(
     finish = algorithm.finish(state)
     return LocalResult(
         tensors={"model": _model_tensors(state, buffers)}
-        | _declared("uploads", algorithm.uploads, finish.uploads),
-        kept=_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(state.model, buffers),
+        | _check_declared("uploads", algorithm.uploads, finish.uploads),
+        kept=_check_declared("keeps", algorithm.keeps, finish.kept) | _local_buffers(state.model, buffers),
         steps=state.steps,
         examples=examples,
         loss=loss,
@@ -126,7 +126,7 @@ def _groups(
     return groups
 
 
-def _declared(kind: str, declared: Sequence[str], returned: Groups) -> Groups:
+def _check_declared(kind: str, declared: Sequence[str], returned: Groups) -> Groups:
     """The groups that an algorithm's ``finish`` returned, on the CPU."""
     if set(returned) != set(declared):
         raise TypeError(f"the algorithm {kind} {sorted(declared)}, but finish() returned {sorted(returned)}")
@@ -139,15 +139,15 @@ def _model_tensors(state: LocalRound, buffers: Literal["average", "keep-local"])
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise Diverged(f"The tensor {name!r} holds NaN or infinity after training.")
-    return tensors | (_running(state.model) if buffers == "average" else {})
+    return tensors | (_running_statistics(state.model) if buffers == "average" else {})
 
 
 def _local_buffers(model: nn.Module, buffers: Literal["average", "keep-local"]) -> Groups:
-    running = _running(model) if buffers == "keep-local" else {}
+    running = _running_statistics(model) if buffers == "keep-local" else {}
     return {LOCAL_BUFFERS: running} if running else {}
 
 
-def _running(model: nn.Module) -> Tensors:
+def _running_statistics(model: nn.Module) -> Tensors:
     """The floating buffers of the manifest, on the CPU."""
     wanted = {spec.name for spec in manifest_of(model) if spec.kind is TensorKind.BUFFER}
     return {name: _on_cpu(buffer) for name, buffer in model.named_buffers() if name in wanted}

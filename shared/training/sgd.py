@@ -47,9 +47,9 @@ class SGD:
                 first = parameter not in self._velocity  # a first gradient may come later than others
                 groups.setdefault((parameter.device, parameter.dtype, first), []).append(parameter)
         for (_, _, first), chosen in groups.items():
-            self._fused(chosen, first)
+            self._step_group(chosen, first)
 
-    def _fused(self, parameters: list[nn.Parameter], first: bool) -> None:
+    def _step_group(self, parameters: list[nn.Parameter], first: bool) -> None:
         velocities = []
         if self.momentum:
             if first:

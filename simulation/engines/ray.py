@@ -15,7 +15,7 @@ from shared.problems import Problem, ServiceFault
 from shared.training import Diverged
 from simulation.engines.processes import use_one_thread
 from simulation.jobs import ClientResult, Job, WorkbenchSpec, carry_out_in_process
-from simulation.ray.cluster import check_node, connected, locate_cache, locate_data
+from simulation.ray.cluster import check_node, connect, locate_cache, locate_data
 from simulation.results import versions
 
 __all__ = ["TRIES", "Ray"]
@@ -43,7 +43,7 @@ class Ray:
             cache=spec.cache and spec.cache.resolve(),
             engine=secrets.token_hex(8),
         )
-        self._connection = connected(address, say)
+        self._connection = connect(address, say)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:

@@ -16,7 +16,7 @@ from typing import Any
 from shared.problems import InvalidConfiguration
 from simulation.results import versions
 
-__all__ = ["LOCAL", "check_node", "connected", "locate_cache", "locate_data"]
+__all__ = ["LOCAL", "check_node", "connect", "locate_cache", "locate_data"]
 
 LOCAL = "local"
 
@@ -29,7 +29,7 @@ QUIET = {
 
 
 @contextmanager
-def connected(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
+def connect(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
     """The module ``ray``, connected: to ``local``, a cluster of this machine's cores for the block alone;
     to ``auto``, the one that `ray start` made on this machine; or to HOST:PORT or ray://HOST:PORT.
 

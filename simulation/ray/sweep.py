@@ -12,11 +12,11 @@ from typing import Any
 
 from simulation.engines.processes import use_one_thread
 from simulation.engines.ray import TRIES
-from simulation.ray.cluster import check_node, connected, locate_cache, locate_data
+from simulation.ray.cluster import check_node, connect, locate_cache, locate_data
 from simulation.results import versions
 from simulation.run import Setup, Simulation
 from simulation.snapshot import Snapshot
-from simulation.sweep import Planned, Swept, claimed, say_end
+from simulation.sweep import Planned, Swept, claim_results, say_end
 
 __all__ = ["sweep_over_nodes"]
 
@@ -96,7 +96,7 @@ def sweep_over_nodes(runs: Sequence[Planned], *, address: str | None, say: Say =
     Raises:
         InvalidConfiguration: Ray is not installed, or there is no cluster at the address.
     """
-    with connected(address, say) as ray:
+    with connect(address, say) as ray:
         return _Sweep(ray, runs, say).carry_out()
 
 
@@ -123,7 +123,7 @@ class _Sweep:
         cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         while self._waiting and len(self._pending) < cores:
             active = _Active(*self._waiting.popleft(), ExitStack())
-            if active.claim.enter_context(claimed(active.planned.out)):
+            if active.claim.enter_context(claim_results(active.planned.out)):
                 self._start(active)
             else:
                 self._end(active, Swept(active.planned.config.name, "busy", "another process is doing it"))
@@ -147,9 +147,9 @@ class _Sweep:
         except errors.RayError as fault:
             self._start_again(active, type(fault).__name__)
         else:
-            self._keep_advance(active, advanced)
+            self._store(active, advanced)
 
-    def _keep_advance(self, active: _Active, advanced: Advanced) -> None:
+    def _store(self, active: _Active, advanced: Advanced) -> None:
         active.lost = 0
         if not advanced.over:
             self._pending[active.runner.advance.remote()] = active  # trains while this one is written

@@ -18,7 +18,7 @@ from experiments.tables import available, load_table
 from experiments.tuning import settled
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, simulate
-from simulation.sweep import Planned, claimed, sweep
+from simulation.sweep import Planned, claim_results, sweep
 from tests.helpers.small_table import DIGITS, table, write_curves
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_a_run_that_another_call_has_claimed_is_left_to_it(tmp_path: Path) -> No
         for run in expand(table(), seeds=1, only="*-fedavg-*")
     ]
     said: list[str] = []
-    with claimed(runs[0].out) as ours:
+    with claim_results(runs[0].out) as ours:
         assert ours
         ended = sweep(runs, processes=1, say=said.append)
     assert [run.state for run in ended] == ["busy", "done"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from simulation.ray.cluster import connected
+from simulation.ray.cluster import connect
 
 if __name__ == "__main__":
-    with connected("local", lambda line: None) as ray:
+    with connect("local", lambda line: None) as ray:
         print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN"], flush=True)
         sys.stdin.read()

@@ -145,7 +145,7 @@ def final(given: RunConfig, folder: Path, kernels: KernelsName) -> tuple[dict[st
     folder.mkdir()
     workbench = WorkbenchSpec.of(given, kernels=kernels).build()
     federation = Federation(given, workbench, folder)
-    outcomes = federation.rounds(InProcess(workbench))
+    outcomes = federation.train_rounds(InProcess(workbench))
     losses = [result.loss or 0.0 for outcome in outcomes for result in outcome.results]
     names = [spec.name for spec in workbench.manifest]
     return wire.read_group(folder / federation.checkpoint.model, wire.MODEL, names), losses
@@ -219,9 +219,9 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.delenv("CXX", raising=False)
-    library.library.cache_clear()
+    library.load_library.cache_clear()
     yield tools
-    library.library.cache_clear()
+    library.load_library.cache_clear()
 
 
 def test_without_a_compiler_it_says_what_to_install(bare: Path) -> None:

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from shared.problems import InvalidConfiguration
-from simulation.ray.cluster import check_node, connected, locate_data
+from simulation.ray.cluster import check_node, connect, locate_data
 from simulation.ray.sweep import sweep_over_nodes
 from simulation.results import Results, checkpoint_of, versions
 from simulation.run import simulate
 from simulation.snapshot import Snapshot
-from simulation.sweep import Planned, claimed
+from simulation.sweep import Planned, claim_results
 from tests.helpers.pictures import Pictures
 from tests.simulation.test_simulate import config, quiet, timeless
 
@@ -48,7 +48,7 @@ def cluster() -> Iterator[str]:
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", token)
         environment.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # it listens on loopback
-        with connected(address, quiet):
+        with connect(address, quiet):
             yield address
         assert head.poll() is None, "another's cluster is not stopped"
         head.communicate()
@@ -132,7 +132,7 @@ class TestSweep:
             Planned(pictures, tmp_path / "pictures.jsonl", until=1, kernels="native"),
         ]
         said: list[str] = []
-        with claimed(tmp_path / "taken.jsonl"):
+        with claim_results(tmp_path / "taken.jsonl"):
             ended = sweep_over_nodes(runs, address=cluster, say=said.append)
         digest = simulate(config(), source=None, out=here, say=quiet)
         assert [swept.state for swept in ended] == ["failed", "done", "busy", "done"]

@@ -11,7 +11,7 @@ from shared.tasks.base import Task
 from shared.tasks.images import ImageTask
 from shared.tasks.transforms import corners, mirrored
 from simulation.kernels.native.layers import call, lanes_for
-from simulation.kernels.native.library import Shape, library
+from simulation.kernels.native.library import Shape, load_library
 
 __all__ = ["accelerate_images"]
 
@@ -44,5 +44,5 @@ def _prepare(task: ImageTask, inputs: Tensor, generator: torch.Generator | None)
     out = torch.empty(channels, height, width, lanes_for(number))
     shape = Shape(inputs=channels, height=height, width=width, lanes=out.shape[3])
     images = inputs.contiguous()
-    call(library().prepare, shape, images, number, padding, down, right, turned, shift, scale, out)
+    call(load_library().prepare, shape, images, number, padding, down, right, turned, shift, scale, out)
     return out.permute(3, 0, 1, 2)[:number]

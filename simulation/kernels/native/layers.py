@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from simulation.kernels.native.library import Shape, Texts, library
+from simulation.kernels.native.library import Shape, Texts, load_library
 
 __all__ = ["accelerate_rows", "call", "lanes_for"]
 
@@ -31,7 +31,7 @@ def accelerate_rows(model: nn.Module) -> int:
     """
     rows = [row for module in model.modules() if isinstance(module, nn.Sequential) for row in _rows(module)]
     for convolution, relu, pooling in rows:
-        library()
+        load_library()
         convolution.forward = partial(_forward, convolution)  # type: ignore[method-assign]
         relu.forward = pooling.forward = _unchanged  # type: ignore[method-assign,assignment]
     return len(rows)
@@ -44,20 +44,20 @@ def _rows(layers: nn.Sequential) -> list[tuple[nn.Conv2d, nn.ReLU, nn.MaxPool2d]
             type(first) is nn.Conv2d
             and type(second) is nn.ReLU
             and type(third) is nn.MaxPool2d
-            and _known(first)
-            and _halves(third)
+            and _is_known(first)
+            and _is_halving(third)
         ):
             found.append((first, second, third))
     return found
 
 
-def _known(layer: nn.Conv2d) -> bool:
+def _is_known(layer: nn.Conv2d) -> bool:
     plain = (layer.stride, layer.dilation, layer.groups) == ((1, 1), (1, 1), 1)
     single = layer.bias is not None and layer.weight.dtype == torch.float32
     return plain and single and layer.padding in ((0, 0), "valid")
 
 
-def _halves(layer: nn.MaxPool2d) -> bool:
+def _is_halving(layer: nn.MaxPool2d) -> bool:
     return (
         layer.kernel_size in (2, (2, 2))
         and layer.stride in (2, (2, 2))
@@ -104,7 +104,7 @@ class _Row(torch.autograd.Function):
         out = torch.empty(pooled)
         which = torch.empty(pooled, dtype=torch.uint8)
         kernels = weight.contiguous()
-        call(library().forward, shape, lanes, kernels, bias.contiguous(), out, which)
+        call(load_library().forward, shape, lanes, kernels, bias.contiguous(), out, which)
         ctx.save_for_backward(lanes, kernels, which)
         ctx.shape, ctx.batch = shape, batch
         return out.permute(3, 0, 1, 2)[:batch]
@@ -120,7 +120,7 @@ class _Row(torch.autograd.Function):
         rows = 2 if of_images is None else height - kernel_height + 1
         scratch = torch.empty(outputs, rows, width - kernel_width + 1, number)
         results = (scratch, of_kernels, of_bias, of_images)
-        call(library().backward, ctx.shape, lanes, kernels, lanes_of(gradient), which, *results)
+        call(load_library().backward, ctx.shape, lanes, kernels, lanes_of(gradient), which, *results)
         images = None if of_images is None else of_images.permute(3, 0, 1, 2)[: ctx.batch]
         return images, of_kernels, of_bias
 

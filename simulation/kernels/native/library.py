@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.problems import InvalidConfiguration
 from shared.versions import processor_flags
 
-__all__ = ["Shape", "Texts", "library"]
+__all__ = ["Shape", "Texts", "load_library"]
 
 HERE = Path(__file__).parent
 SOURCES = (HERE / "images.cpp", HERE / "texts.cpp")
@@ -42,13 +42,13 @@ class Texts(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """What ``images.cpp`` and ``texts.cpp`` export; the functions take addresses and check nothing.
 
     Raises:
         InvalidConfiguration: no compiler, or it refuses the source; says what it said.
     """
-    kept = _folder() / f"native-{_fingerprint()}.so"
+    kept = _make_folder() / f"native-{_fingerprint()}.so"
     if not kept.exists():
         _build(kept)
     loaded = ctypes.CDLL(str(kept))
@@ -64,13 +64,13 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def _folder() -> Path:
+def _make_folder() -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddisco"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _compiler() -> str:
+def _find_compiler() -> str:
     for name in filter(None, (os.environ.get("CXX"), *COMPILERS)):
         if found := shutil.which(name):
             return found
@@ -91,7 +91,7 @@ def _build(target: Path) -> None:
     """Compile beside the target, then rename: several processes may do it at once."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [_compiler(), *FLAGS, "-o", str(made), *map(str, SOURCES)]
+        command = [_find_compiler(), *FLAGS, "-o", str(made), *map(str, SOURCES)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a compiler, no shell
         if done.returncode:
             raise InvalidConfiguration(

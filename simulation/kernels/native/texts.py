@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from shared.models.textcnn import Features
 from simulation.kernels.native.layers import call
-from simulation.kernels.native.library import Texts, library
+from simulation.kernels.native.library import Texts, load_library
 
 __all__ = ["accelerate_texts"]
 
@@ -24,7 +24,7 @@ def accelerate_texts(model: nn.Module) -> int:
     """
     found = [module for module in model.modules() if type(module) is Features]
     for features in found:
-        library()
+        load_library()
         features.maxima = partial(_maxima, features)  # type: ignore[method-assign]
     return len(found)
 
@@ -61,7 +61,7 @@ class _Maxima(torch.autograd.Function):
             best = torch.empty(len(tokens), len(weight))
             where = torch.empty(best.shape, dtype=torch.int32)
             shape = _shape(tokens, padding, weight)
-            call(library().maxima_forward, shape, tokens, table, weight, bias, best, where)
+            call(load_library().maxima_forward, shape, tokens, table, weight, bias, best, where)
             found.append(best)
             places.append(where)
         ctx.padding = padding
@@ -80,7 +80,7 @@ class _Maxima(torch.autograd.Function):
             of_weight, of_bias = torch.empty_like(weight), torch.empty(len(weight))
             given = (tokens, table, weight, part.contiguous(), where)
             shape = _shape(tokens, ctx.padding, weight)
-            call(library().maxima_backward, shape, *given, of_table, of_weight, of_bias)
+            call(load_library().maxima_backward, shape, *given, of_table, of_weight, of_bias)
             results += [of_weight, of_bias]
         return None, None, of_table, *results
 
