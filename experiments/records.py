@@ -19,6 +19,8 @@ from simulation.results import Results, made_with, same_results
 __all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
 
 DIGITS = 6
+HEX = 16
+"""Of a round's SHA-256: enough to see whether a machine makes the same models."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def _compact_round(line: dict[str, Any], categories: Sequence[str]) -> dict[str,
         "participants": line["participants"],
         "weights": [round(weight, 4) for weight in line["weights"]],
         "seconds": round(line["seconds"], 1),
+        "model": line["model"][:HEX],
     }
     if line.get("validation_accuracy") is not None:
         compact["validation_accuracy"] = _rounded(line["validation_accuracy"])
