@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
-__all__ = ["Declined", "enrol", "lowest_free", "submit_discrepancy", "unsuitable"]
+__all__ = ["Declined", "enrol", "find_mismatch", "lowest_free", "submit_discrepancy"]
 
 MISFIT = "the data here do not fit the run's classes or task options; the site's log names what differs"
 
@@ -28,15 +28,15 @@ MISFIT = "the data here do not fit the run's classes or task options; the site's
 class Declined(Exception):
     """This worker does not take part; the message is for the site's log.
 
-    ``told`` is the sentence that the coordinator shows (None: the message).
+    ``public`` is the sentence that the coordinator shows (None: the message).
     """
 
-    def __init__(self, sentence: str, told: str | None = None) -> None:
+    def __init__(self, sentence: str, public: str | None = None) -> None:
         super().__init__(sentence)
-        self.told = told or sentence
+        self.public = public or sentence
 
 
-def unsuitable(view: RunView, settings: WorkerSettings) -> str | None:
+def find_mismatch(view: RunView, settings: WorkerSettings) -> str | None:
     """Why the run is not for this worker, as far as its settings tell; None if it may be."""
     if settings.run is not None and not fnmatchcase(view.run, settings.run):
         return f"this worker takes part only in runs named {settings.run}"
@@ -57,39 +57,39 @@ def enrol(view: RunView, site: Site, coordinator: CoordinatorClient) -> Enrolmen
     number; when another worker was quicker (409) the next one is tried.
 
     Raises:
-        Declined: told to the coordinator already.
+        Declined: the coordinator has the reason already.
         InvalidConfiguration: there are no data here at all.
     """
     try:
-        if reason := unsuitable(view, site.settings):
+        if reason := find_mismatch(view, site.settings):
             raise Declined(reason)
-        local = _taken_up(view, site)
+        local = _prepare_run(view, site)
         while True:
-            index = _index(view, site)
+            index = _choose_index(view, site)
             try:
-                return coordinator.enrol(view.run, _request(local, site, index))
+                return coordinator.enrol(view.run, _make_request(local, site, index))
             except IndexTaken as taken:
                 if site.settings.index is not None:
                     raise Declined(str(taken)) from taken
                 view = coordinator.run(view.run)
     except (Declined, LocalFault) as declined:
         site.forget(view.run)
-        told = declined.told if isinstance(declined, Declined) else str(declined)
-        coordinator.decline(view.run, clip_text(told))
+        sentence = declined.public if isinstance(declined, Declined) else str(declined)
+        coordinator.decline(view.run, clip_text(sentence))
         raise Declined(str(declined)) from declined
 
 
-def _taken_up(view: RunView, site: Site) -> LocalRun:
+def _prepare_run(view: RunView, site: Site) -> LocalRun:
     try:
-        return site.take_up(view)
+        return site.prepare_run(view)
     except DataUnfit as unfit:
         raise Declined(str(unfit), MISFIT) from unfit
     except InvalidConfiguration as difference:
         raise Declined(str(difference)) from difference
 
 
-def _index(view: RunView, site: Site) -> int | None:
-    spec = site.dealt_by(view)
+def _choose_index(view: RunView, site: Site) -> int | None:
+    spec = site.partition_for(view)
     if site.settings.role is Role.EVALUATOR:
         return None
     index = site.settings.index
@@ -110,9 +110,9 @@ def lowest_free(enrolments: Iterable[EnrolmentView]) -> int:
     return next(index for index in range(len(taken) + 1) if index not in taken)
 
 
-def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
+def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
     role = site.settings.role
-    examples = _examples(local, site, index)
+    examples = _load_examples(local, site, index)
     if len(examples) == 0:
         raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
     return EnrolmentRequest(
@@ -126,10 +126,10 @@ def _request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest
     )
 
 
-def _examples(local: LocalRun, site: Site, index: int | None) -> Examples:
+def _load_examples(local: LocalRun, site: Site, index: int | None) -> Examples:
     """What this site brings to the run, by its role; declined if it does not fit the run.
 
-    The fault may name files and quote cells: the coordinator is told only that there is one.
+    The fault may name files and quote cells: the coordinator learns only that there is one.
     """
     try:
         if site.settings.role is Role.EVALUATOR:

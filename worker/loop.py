@@ -191,13 +191,13 @@ class Worker:
 
     def _get_run(self, run: str) -> LocalRun:
         """What this site knows of the run; after a restart it is fetched and built again."""
-        known = self._site.known(run)
+        known = self._site.find_run(run)
         if known is not None and run in self._indexes:
             return known
         view = self._coordinator.run(run)
         enrolment = self._find_enrolment(view)
         self._indexes[run] = enrolment.index if enrolment is not None else None
-        return known or self._site.take_up(view)
+        return known or self._site.prepare_run(view)
 
     def _finish(self, assignment: Finished) -> None:
         why = f": {assignment.reason}" if assignment.reason else ""

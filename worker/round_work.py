@@ -79,7 +79,7 @@ class RoundWork:
     def _prepare(
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
     ) -> _Job | None:
-        """The local half, which may take long or fail as training may; None: the coordinator was told why."""
+        """Load data and kept state, which may take long or fail; None: the failure is reported."""
         try:
             self.site.training_examples(local, assignment.index)  # loads them, with a sentence if that fails
             before = journal.find_kept(assignment)
@@ -149,18 +149,18 @@ class RoundWork:
         self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(update.bytes)}")
 
     def give_up(self, assignment: Train, code: str, sentence: str) -> None:
-        """Tell that no update of this round will come, and why."""
+        """Report that no update of this round will come, and why."""
         self.reporter.say(f"{_title(assignment)}: no update ({code}): {sentence}")
         failure = Failure(attempt=assignment.attempt, code=code, reason=clip_text(sentence))
         try:
             self.coordinator.failure(assignment.run, assignment.round, failure)
         except UpdateRefused:
-            return  # closed meanwhile: nobody waits for an excuse
+            return  # closed meanwhile: nobody waits for this update any more
 
     # ------------------------------------------------------------ evaluation
 
     def evaluate(self, assignment: Evaluate, local: LocalRun, journal: RunJournal) -> Metrics:
-        """Score a global model on the test data that only this site holds, and tell the result.
+        """Score a global model on the test data that only this site holds, and report the result.
 
         Raises :class:`worker.faults.LocalFault` if it cannot be scored here; it is asked for again.
         """

@@ -65,11 +65,11 @@ class Site:
         self._runs.pop(run, None)
         self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
 
-    def known(self, run: str) -> LocalRun | None:
+    def find_run(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
 
     @local_faults("preparing the task and its model")
-    def take_up(self, view: RunView) -> LocalRun:
+    def prepare_run(self, view: RunView) -> LocalRun:
         """Prepare for a run: its task with the run's class contract, its algorithm, its model.
 
         Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run,
@@ -84,7 +84,7 @@ class Site:
             task=task,
             algorithm=self._algorithm(view.config.algorithm),
             load=partial(self._load, view, task),
-            partition=self.dealt_by(view),
+            partition=self.partition_for(view),
             device=self.device,
             precision=self.settings.precision,
         )
@@ -112,7 +112,7 @@ class Site:
 
     # ------------------------------------------------------------ data
 
-    def dealt_by(self, view: RunView) -> Partition | None:
+    def partition_for(self, view: RunView) -> Partition | None:
         """The partition of which this worker takes one part; None: all the data here is its own."""
         return view.config.partition if self.settings.partition == "run" else self.settings.partition
 
@@ -141,7 +141,7 @@ class Site:
             if examples is None:
                 examples = load_examples(task, split, self.settings.data, seed)
                 self._tell(view.run, split, examples)
-            dealt = split == "train" and self.dealt_by(view) is not None
+            dealt = split == "train" and self.partition_for(view) is not None
             self._splits[key] = call, examples if dealt else examples.to(self.device)
         return self._splits[key][1]
 

@@ -9,7 +9,6 @@ import pytest
 
 from shared.config import Metric
 from shared.discrepancy import discrepancy
-from shared.models import available as models
 from tests.architecture.sources import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -20,9 +19,14 @@ def section(title: str) -> str:
     return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
+def test_decisions_are_numbered_without_gap() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    assert [int(path.stem[:4]) for path in decisions] == list(range(1, len(decisions) + 1))
+
+
 def test_every_room_has_its_row_and_no_other() -> None:
     rows = set(re.findall(r"^\| `([\w/]+)/` \|", section("Rooms"), re.MULTILINE))
-    inside = ("shared", "server", "server/database")
+    inside = ("shared", "server", "server/database", "simulation")
     packages = {
         path.parent.relative_to(ROOT).as_posix()
         for folder in ("*", *(f"{name}/*" for name in inside))
@@ -67,8 +71,3 @@ def test_each_part_has_its_list_of_files() -> None:
 @pytest.mark.parametrize("metric", get_args(Metric))
 def test_a_metric_has_its_function(metric: Metric) -> None:
     assert discrepancy([3, 1], "uniform", metric) > 0
-
-
-def test_every_model_has_its_file() -> None:
-    files = {path.stem.replace("_", "-") for path in (ROOT / "shared" / "models").glob("*.py")}
-    assert set(models()) <= files

@@ -125,7 +125,7 @@ def test_labels_are_those_of_the_runs_own_contract(
 ) -> None:
     here = site(folder, task)
     runs = [
-        here.take_up(view(f"run-{place}", task, classes, task_options=options))
+        here.prepare_run(view(f"run-{place}", task, classes, task_options=options))
         for place, classes in enumerate([*orders, *orders])
     ]
     for local in runs:
@@ -141,7 +141,7 @@ def test_labels_are_those_of_the_runs_own_contract(
 def test_parts_of_a_dealt_set_are_those_of_the_runs_own_contract(folder: Path) -> None:
     here = site(folder, "imagefolder", partition="run")
     runs = [
-        here.take_up(
+        here.prepare_run(
             view(f"run-{place}", "imagefolder", classes, task_options={"size": 8}, partition="iid:1")
         )
         for place, classes in enumerate(ORDERS)
@@ -151,9 +151,9 @@ def test_parts_of_a_dealt_set_are_those_of_the_runs_own_contract(folder: Path) -
 
 def test_a_misspelt_class_is_not_covered_by_what_another_run_has_loaded(folder: Path) -> None:
     here = site(folder, "imagefolder")
-    good = here.take_up(view("good", "imagefolder", ORDERS[0], task_options={"size": 8}))
+    good = here.prepare_run(view("good", "imagefolder", ORDERS[0], task_options={"size": 8}))
     assert len(here.training_examples(good, None)) == 5
-    bad = here.take_up(view("bad", "imagefolder", ("dark", "lihgt"), task_options={"size": 8}))
+    bad = here.prepare_run(view("bad", "imagefolder", ("dark", "lihgt"), task_options={"size": 8}))
     with pytest.raises(InvalidConfiguration, match=r"light/0\.png"):
         here.training_examples(bad, None)
 
@@ -167,7 +167,7 @@ def test_only_what_loads_the_same_is_shared(folder: Path) -> None:
     here = site(folder, "imagefolder")
 
     def taken_up(run: str, *, classes: tuple[str, ...] = ORDERS[0], **config: Any) -> LocalRun:
-        return here.take_up(view(run, "imagefolder", classes, **{"task_options": {"size": 8}, **config}))
+        return here.prepare_run(view(run, "imagefolder", classes, **{"task_options": {"size": 8}, **config}))
 
     one = taken_up("one")
     assert is_shared(here, one, taken_up("same"))
@@ -180,9 +180,9 @@ def test_only_what_loads_the_same_is_shared(folder: Path) -> None:
 
 def test_another_task_with_the_same_options_loads_for_itself(folder: Path) -> None:
     here = site(folder, f"{__name__}:Named")
-    one = here.take_up(view("one", f"{__name__}:Named", ORDERS[0]))
+    one = here.prepare_run(view("one", f"{__name__}:Named", ORDERS[0]))
     here.settings = here.settings.model_copy(update={"task": f"{__name__}:Renamed"})
-    two = here.take_up(view("two", f"{__name__}:Renamed", ORDERS[0]))
+    two = here.prepare_run(view("two", f"{__name__}:Renamed", ORDERS[0]))
     assert [here.count_classes(local, None) for local in (one, two)] == [[3, 2], [2, 3]]
 
 
@@ -207,13 +207,13 @@ def test_data_that_changed_count_from_the_next_run_on(folder: Path, how: str) ->
         found: list[int] = here.training_examples(run, None).inputs[:, 0, 0, 0].tolist()
         return found
 
-    before = here.take_up(view("before", "imagefolder", ORDERS[0], task_options={"size": 8}))
+    before = here.prepare_run(view("before", "imagefolder", ORDERS[0], task_options={"size": 8}))
     assert shades(before) == [20, 20, 20, 230, 230]
     if how == "swapped":
         swap(dark, light)
     else:
         (train / "light" / "2.png").write_bytes(light.read_bytes())
-    after = here.take_up(view("after", "imagefolder", ORDERS[0], task_options={"size": 8}))
+    after = here.prepare_run(view("after", "imagefolder", ORDERS[0], task_options={"size": 8}))
     assert shades(after) == ([230, 20, 20, 20, 230] if how == "swapped" else [20, 20, 20, 230, 230, 230])
     assert shades(before) == [20, 20, 20, 230, 230]  # what the run enrolled with
 
@@ -221,7 +221,7 @@ def test_data_that_changed_count_from_the_next_run_on(folder: Path, how: str) ->
 def test_another_run_of_the_same_name_gets_nothing_of_the_first(folder: Path) -> None:
     here = site(folder, "imagefolder", partition="run")
     for classes, counts in zip(ORDERS, ([3, 2], [2, 3]), strict=True):
-        local = here.take_up(
+        local = here.prepare_run(
             view("demo", "imagefolder", classes, task_options={"size": 8}, partition="iid:1")
         )
         assert here.count_classes(local, 0) == counts
@@ -231,12 +231,13 @@ def test_another_run_of_the_same_name_gets_nothing_of_the_first(folder: Path) ->
 def test_a_forgotten_run_leaves_the_others_what_they_share(folder: Path) -> None:
     here = site(folder, "imagefolder")
     one, two = (
-        here.take_up(view(run, "imagefolder", ORDERS[0], task_options={"size": 8})) for run in ("one", "two")
+        here.prepare_run(view(run, "imagefolder", ORDERS[0], task_options={"size": 8}))
+        for run in ("one", "two")
     )
     assert is_shared(here, one, two)
     shared = here.training_examples(one, None).inputs.data_ptr()
     here.forget("one")
-    assert here.known("one") is None
+    assert here.find_run("one") is None
     assert here.training_examples(two, None).inputs.data_ptr() == shared
     here.forget("two")
     assert not here._splits
