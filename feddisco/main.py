@@ -56,15 +56,15 @@ Address = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        help="Where to train: cpu, cuda, cuda:N, mps, or auto for the best there is; other than cpu with the "
-        "engine in-process and the kernels torch."
+        help="Where to train: cpu, cuda, cuda:N, mps, or auto for the best available. A GPU needs the engine "
+        "in-process and the kernels torch."
     ),
 ]
 Kernels = Annotated[
     Literal["torch", "native"],
     typer.Option(
-        help="How a client is computed: by PyTorch, or small networks faster, and equal but for rounding, by "
-        "kernels of our own, which a C++ compiler builds here at the first use."
+        help="How a client is computed: by PyTorch, or by our own kernels, which are faster for small "
+        "networks, equal but for rounding, and built here by a C++ compiler at their first use."
     ),
 ]
 LOCAL = "http://127.0.0.1:8000"
@@ -164,12 +164,14 @@ def simulate_run(
     ],
     out: Annotated[Path, typer.Option(help="Result file (JSON lines). An unfinished one is continued.")],
     data: Annotated[Path | None, typer.Option(help="Folder or archive with the data.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Keep decoded images in this folder.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for decoded images, kept for later runs.")
+    ] = None,
     engine: Annotated[
         Literal["in-process", "processes", "ray"] | None,
         typer.Option(
             help="How a round's clients are mapped: one after the other, side by side, or over the nodes of "
-            "a Ray cluster; the same models, bit for bit. [default: what --processes or --address asks for, "
+            "a Ray cluster; the models are the same, bit for bit. [default: as --processes or --address ask, "
             "otherwise in-process]"
         ),
     ] = None,
@@ -218,8 +220,8 @@ def reproduce_table(
         Literal["in-process", "processes", "ray"] | None,
         typer.Option(
             help="How the runs are mapped: one after the other, side by side, or over the nodes of a Ray "
-            "cluster, one a core. Each run trains in one process. [default: what --processes or --address "
-            "asks for, otherwise in-process]"
+            "cluster, one per core. Each run trains in one process. [default: as --processes or --address "
+            "ask, otherwise in-process]"
         ),
     ] = None,
     kernels: Kernels = "torch",
