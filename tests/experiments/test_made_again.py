@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +15,8 @@ from experiments.records import HEX, publish
 from experiments.reproduce import RESULTS, find_source
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
-from simulation.results import header
+from simulation.kernels import KernelsName
+from simulation.results import header, made_with
 from simulation.run import CPU, Results, simulate
 
 SLOW = 20.0
@@ -41,7 +42,9 @@ def committed() -> Iterator[Committed]:
 
 
 def is_made_like_here(result: Committed) -> bool:
-    here = header(RunConfig.model_validate(result.header["config"]), result.header["machine"]["engine"], CPU)
+    here = header(RunConfig.model_validate(result.header["config"]), "in-process", "torch", CPU)
+    if made_with(result.header).kernels not in get_args(KernelsName):
+        return False
     same = ("processor", "vectors")
     return result.header["versions"] == here["versions"] and all(
         result.header["machine"].get(name) == here["machine"][name] for name in same
@@ -58,8 +61,8 @@ def test_a_committed_round_made_again_is_the_same_model(tmp_path: Path) -> None:
         source = find_source(config.task, Path(os.environ.get("FEDDISCO_DATA") or "../shared/data"))
     except InvalidConfiguration as problem:
         pytest.skip(str(problem))
-    engine = quickest.header["machine"]["engine"]
-    simulate(config, source=source, out=tmp_path / "again.jsonl", engine=engine, until=1, say=print)
+    kernels: Any = made_with(quickest.header).kernels
+    simulate(config, source=source, out=tmp_path / "again.jsonl", kernels=kernels, until=1, say=print)
     assert Results(tmp_path / "again.jsonl").lines()[1]["model"][:HEX] == quickest.first["model"]
 
 
