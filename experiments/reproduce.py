@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from experiments import exploration, tuning
 from experiments.evidence import gather
 from experiments.figures import draw
@@ -18,6 +16,7 @@ from experiments.report import progress, table_page
 from experiments.tables import HERE, Table, available, load_table, settings
 from experiments.theory_page import theory_page
 from shared.config import Frozen
+from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
@@ -25,6 +24,9 @@ from simulation.ray.sweep import sweep_over_nodes
 from simulation.sweep import Planned, Swept, claim_results, sweep
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
+
+SOURCES = HERE / "sources.yaml"
+"""Names of a task's files in the data folder."""
 
 RESULTS = HERE / "results"
 DOCS = HERE.parent / "docs"
@@ -161,7 +163,7 @@ def find_source(task: str, data: Path | None) -> Path | None:
     Raises:
         InvalidConfiguration: not there; says what was looked for, and where.
     """
-    known: dict[str, list[str]] = yaml.safe_load((HERE / "sources.yaml").read_text(encoding="utf-8"))
+    known: dict[str, list[str]] = parse_yaml(SOURCES.read_text(encoding="utf-8"), SOURCES)
     if task not in known:
         return None
     names = known[task]

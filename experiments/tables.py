@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from shared.config import Frozen
+from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 
 __all__ = [
@@ -258,7 +258,7 @@ def methods() -> dict[str, Method]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = parse_yaml(path.read_text(encoding="utf-8"), path)
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{path.name} is not a mapping of names to values.")
     return document

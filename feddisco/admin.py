@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from shared.config import RunConfig
+from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
     ClientView,
@@ -103,10 +103,10 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
     """
     path = DEMO if source == "demo" else Path(source)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"), f"The configuration {path}")
     except OSError as error:
         raise InvalidConfiguration(f"The configuration {path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise InvalidConfiguration(f"The configuration {path} is not YAML: {error}") from None
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"The configuration {path} is not a mapping of fields to values.")

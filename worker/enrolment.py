@@ -115,6 +115,8 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
     examples = _load_examples(local, site, index)
     if len(examples) == 0:
         raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
+    if role is Role.TRAINER:
+        _check_batches(local, site, len(examples))
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,
@@ -126,15 +128,29 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
     )
 
 
+def _check_batches(local: LocalRun, site: Site, examples: int) -> None:
+    """Batch normalisation has no statistics in a batch of one."""
+    from shared.training.batches import check_batches, joins_last, smallest_batch  # imports PyTorch
+
+    training, smallest = local.view.config.local, smallest_batch(local.workbench.model)
+    try:
+        check_batches(training, examples, smallest)
+    except InvalidConfiguration as fault:
+        raise Declined(str(fault)) from fault
+    if joins_last(training, examples, smallest):
+        site.say(
+            f"{local.view.run}: the last batch of an epoch would have one example, too few for batch "
+            "normalisation; it is joined to the one before it"
+        )
+
+
 def _load_examples(local: LocalRun, site: Site, index: int | None) -> Examples:
     """What this site brings to the run, by its role; declined if it does not fit the run.
 
     The fault may name files and quote cells: the coordinator learns only that there is one.
     """
     try:
-        if site.settings.role is Role.EVALUATOR:
-            return site.test_examples(local)
-        return site.training_examples(local, index)
+        return site.own_examples(local, index)
     except InvalidConfiguration as fault:
         from shared.data import (
             fingerprint_of,

@@ -110,6 +110,19 @@ class RunJournal:
             )
             return None
 
+    # ------------------------------------------------------------ the data enrolled with
+
+    @property
+    def data_mark(self) -> str | None:
+        """Of the data with which this client enrolled; empty while it enrols anew, None if not known."""
+        try:
+            return (self.folder / "data-mark").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def keep_data_mark(self, mark: str) -> None:
+        replace_file(self.folder / "data-mark", mark.encode(), durable=True)
+
     # ------------------------------------------------------------ before training
 
     def find_finished(self, assignment: Train) -> FinishedUpdate | None:
@@ -183,7 +196,7 @@ class RunJournal:
         return KeptState(file=name, digest=written.digest, groups=groups)
 
     def _sweep(self) -> None:
-        wanted = self._entry.files() if self._entry else set[str]()
+        wanted = {"data-mark", *(self._entry.files() if self._entry else ())}
         for path in self.folder.iterdir():
             if path.is_file() and path.name not in wanted and path.suffix != ".unreadable":
                 path.unlink(missing_ok=True)

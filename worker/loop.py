@@ -16,6 +16,7 @@ import httpx
 
 from shared.problems import Conflict, InvalidConfiguration, NotFound, Problem
 from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train, Wait
+from worker.changed_data import DataWatch
 from worker.client import UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import Declined, enrol, submit_discrepancy
@@ -113,6 +114,7 @@ class Worker:
         self._rounds = rounds
         self._backoff = backoff
         self._reporter = reporter
+        self._data = DataWatch(coordinator, journal, site, reporter.say)
         self._indexes: dict[str, int | None] = {}
         self._done = False
 
@@ -126,20 +128,40 @@ class Worker:
             self._backoff.retry(self._poll)
 
     def _reconsider(self) -> None:
-        """Enrol in open runs that this client declined before: since then its settings may have changed."""
+        """Since the last start settings and data may have changed: enrol where this client declined before,
+        and look whether its data are those it enrolled with."""
         for summary in self._coordinator.runs():
             if summary.status.is_terminal or summary.task != self._settings.task:
                 continue
             view = self._coordinator.run(summary.run)
-            if self._has_declined(view):
-                try:
+            try:
+                if self._has_declined(view) or self._was_enrolling_anew(view):
                     self._enrol(view)
-                except Conflict as refused:  # later than it can be joined
-                    self._reporter.say(f"{view.run}: {refused}")
+                elif self._takes_part(view):
+                    self._look_at_data(view)
+            except Conflict as refused:  # later than it can be joined
+                self._reporter.say(f"{view.run}: {refused}")
 
     def _has_declined(self, view: RunView) -> bool:
         enrolment = self._find_enrolment(view)
         return enrolment is not None and enrolment.status is EnrolmentStatus.DECLINED
+
+    def _look_at_data(self, view: RunView) -> None:
+        try:
+            local = self._get_run(view.run)
+        except (InvalidConfiguration, LocalFault):
+            return  # said when the run is worked on
+        self._follow_changed_data(local)
+
+    def _was_enrolling_anew(self, view: RunView) -> bool:
+        """It left because its data had changed, and was stopped before it came back."""
+        enrolment = self._find_enrolment(view)
+        left = enrolment is not None and enrolment.status is EnrolmentStatus.LEFT
+        return left and self._journal.open_run(view.run).data_mark == ""
+
+    def _takes_part(self, view: RunView) -> bool:
+        enrolment = self._find_enrolment(view)
+        return enrolment is not None and enrolment.status.is_present
 
     def _find_enrolment(self, view: RunView) -> EnrolmentView | None:
         return next((row for row in view.enrolments if row.client == self._client), None)
@@ -160,6 +182,8 @@ class Worker:
                 self._enrol(self._coordinator.run(assignment.run))
             case SubmitDiscrepancy():
                 local = self._get_run(assignment.run)
+                if self._follow_changed_data(local):
+                    return
                 index = self._indexes.get(assignment.run)
                 value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
                 self._reporter.say(f"{assignment.run}: submitted its discrepancy {value:.4f}, this once")
@@ -167,6 +191,8 @@ class Worker:
                 self._train(assignment)
             case Evaluate():
                 local = self._get_run(assignment.run)
+                if self._follow_changed_data(local):
+                    return
                 self._rounds.evaluate(assignment, local, self._journal.open_run(assignment.run))
             case Finished():
                 self._finish(assignment)
@@ -174,10 +200,26 @@ class Worker:
     def _train(self, assignment: Train) -> None:
         try:
             local = self._get_run(assignment.run)
+            if self._follow_changed_data(local):
+                return
         except LocalFault as fault:
             self._rounds.give_up(assignment, fault.code, str(fault))
             return
         self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
+
+    def _follow_changed_data(self, local: LocalRun) -> bool:
+        """Whether this client has left the run, since its data are others than it enrolled with."""
+        if not self._data.has_changed(local):
+            return False
+        view = self._coordinator.run(local.view.run)
+        enrolment = self._find_enrolment(view)
+        index, enrolled = (enrolment.index, enrolment.examples) if enrolment is not None else (None, None)
+        if self._data.may_continue(local, index, enrolled):
+            return False
+        self._indexes.pop(view.run, None)
+        if self._data.leave(view.run):
+            self._enrol(self._coordinator.run(view.run))
+        return True
 
     def _enrol(self, view: RunView) -> None:
         try:
@@ -186,6 +228,8 @@ class Worker:
             self._reporter.say(f"{view.run}: not taking part, {declined}")
             return
         self._indexes[view.run] = answer.index
+        if (local := self._site.find_run(view.run)) is not None:
+            self._data.keep(local)
         part = "" if answer.index is None else f" as number {answer.index}"
         self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
 

@@ -6,7 +6,6 @@ The only place in ``worker/`` that reads the environment. A setting is declared 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.config import Partition, Slug
+from shared.documents import parse_json
 from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
@@ -29,8 +29,8 @@ def _parse_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
+        return parse_json(value)
+    except ValueError as error:
         raise ValueError(f'is not JSON ({error}); write it like {{"size": 32}}') from None
 
 
@@ -92,6 +92,11 @@ class WorkerSettings(BaseSettings):
         default_factory=dict,
         description="Which class a name in this site's data stands for, as JSON, where it differs from the "
         'run\'s: `{"mel": "melanoma"}`.',
+    )
+    on_changed_data: Literal["enrol", "decline", "continue"] = Field(
+        "enrol",
+        description="What to do in a run when the data here have changed since this client enrolled: `enrol` "
+        "anew, `decline` it, or `continue` where the number of examples is the same.",
     )
     on_broken: OnBroken = Field(
         "decline",

@@ -12,7 +12,7 @@ import torch
 from shared.algorithms import load_algorithm
 from shared.config import AlgorithmChoice, Partition
 from shared.problems import InvalidConfiguration
-from shared.schemas import RunView
+from shared.schemas import Role, RunView
 from shared.tasks import load_task
 from shared.tasks.base import LoadCall
 from shared.tasks.loading import check_labels, load_examples
@@ -56,7 +56,7 @@ class Site:
         self.settings = settings
         self.device = device
         self._cache = cache
-        self._say = say
+        self.say = say
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
 
@@ -64,6 +64,11 @@ class Site:
         """Free what only this run needed."""
         self._runs.pop(run, None)
         self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
+
+    def forget_data(self, local: LocalRun) -> None:
+        """Have them loaded again."""
+        local.workbench.forget_examples()
+        self._splits = {key: split for key, split in self._splits.items() if key[0] != local.view.run}
 
     def find_run(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
@@ -145,10 +150,28 @@ class Site:
             self._splits[key] = call, examples if dealt else examples.to(self.device)
         return self._splits[key][1]
 
+    @property
+    def _own_split(self) -> Split:
+        return "test" if self.settings.role is Role.EVALUATOR else "train"
+
+    def find_data_mark(self, local: LocalRun) -> str:
+        """Tells the data that lie here now from others, and this site's way of reading them."""
+        return LoadCall.of(local.task, self._own_split, self.settings.data, local.view.config.seed).digest()
+
+    def loaded_data_mark(self, local: LocalRun) -> str:
+        """The same of the data that were loaded for the run."""
+        return self._splits[local.view.run, self._own_split][0].digest()
+
+    def own_examples(self, local: LocalRun, index: int | None) -> Examples:
+        """What this site brings to the run, by its role."""
+        if self.settings.role is Role.EVALUATOR:
+            return self.test_examples(local)
+        return self.training_examples(local, index)
+
     def _tell(self, run: str, split: Split, examples: Examples) -> None:
         """What is left out, with names: for this site's log alone."""
         for sentence in examples.left_out.sentences():
-            self._say(f"{run}: {split} data: {sentence}")
+            self.say(f"{run}: {split} data: {sentence}")
 
     def _find_loaded(self, call: LoadCall) -> Examples | None:
         """What an equal call has loaded for a run that still needs it."""

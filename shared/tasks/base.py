@@ -7,6 +7,7 @@ The defaults are those of classification with cross-entropy; a regression overri
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -149,6 +150,12 @@ class LoadCall:
             seed=seed,
             fingerprint=fingerprint_of(source),
         )
+
+    def digest(self) -> str:
+        """SHA-256 in hex, the same in every process: for what has to outlast one."""
+        kind = f"{self.kind.__module__}:{self.kind.__qualname__}"
+        told = (kind, repr(self.options), self.classes, self.on_broken, self.labels, self.split, self.seed)
+        return hashlib.sha256(repr((told, self.fingerprint)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def ask_nearest(name: str, classes: Iterable[str], *, mappable: bool = False) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shared.algorithms.base import Algorithm, Batch, LocalRound
 from shared.reproducible import reproducible
 from shared.seeds import derive, torch_generator
-from shared.training.batches import batches, epochs_of, planned_steps
+from shared.training.batches import batches, check_batches, epochs_of, planned_steps, smallest_batch
 from shared.training.local_round import LOCAL_BUFFERS, Diverged, LocalResult, local_result, local_round
 from shared.training.sgd import SGD
 
@@ -89,7 +89,7 @@ def train(
     Raises:
         Stopped: ``should_stop`` (asked before every batch) said so.
         Diverged: the loss or a parameter became NaN or infinite.
-        InvalidConfiguration: the model has nothing to train.
+        InvalidConfiguration: the model has nothing to train, or needs larger batches.
     """
     began = clock()
     model.to(device)
@@ -97,9 +97,11 @@ def train(
         model, algorithm, local, start, received, kept, first_time, relative_size, buffers=buffers
     )
     loop = _Loop(task, algorithm, state, local, device, precision)
-    steps = planned_steps(local, len(examples), seed, round, index)
-    epochs = epochs_of(steps, local, len(examples))
-    order = batches(local, len(examples), seed, round, index)
+    smallest = smallest_batch(model)
+    check_batches(local, len(examples), smallest)
+    steps = planned_steps(local, len(examples), seed, round, index, smallest)
+    epochs = epochs_of(steps, local, len(examples), smallest)
+    order = batches(local, len(examples), seed, round, index, smallest)
     augmentation = torch_generator(seed, "augmentation", round, index)
     with reproducible(derive(seed, "dropout", round, index), device):
         algorithm.begin(state)

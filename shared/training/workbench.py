@@ -93,6 +93,12 @@ class Workbench:
 
     # ------------------------------------------------------------ data
 
+    def forget_examples(self) -> None:
+        """Have them loaded again when they are next asked for."""
+        self._parts.clear()
+        for cached in ("_shares", "test_examples"):
+            self.__dict__.pop(cached, None)
+
     @functools.cached_property
     def _shares(self) -> list[Share]:
         if self.partition is None:

@@ -15,8 +15,9 @@ from shared.config import Frozen
 from shared.data import Examples
 from shared.tasks.base import Split, Task
 from tests.helpers.live_coordinator import Live
-from tests.helpers.worker_crew import Member, create, worker
+from tests.helpers.worker_crew import Member, create, keep, worker
 from worker.enrolment import MISFIT
+from worker.journal import RunJournal
 
 OPTIONS = {"classes": ["a", "b"], "size": 16}
 
@@ -156,3 +157,117 @@ def test_a_label_map_that_leads_to_no_class_declines_the_run(at: Live, tmp_path:
     good = worker(at, tmp_path, "good", task="imagefolder", data=data, labels='{"mel": "melanoma"}')
     assert good.join() == 0
     assert row_of(at, "skin", "good")["examples"] == 8
+
+
+# ---------------------------------------------------------------- D6: data that change
+
+
+def change(data: Path, number: int = 5) -> None:
+    """Five more images in each class."""
+    images(data, {"a": ".new.png", "b": ".new.png"}, number)
+
+
+def waiting_run(at: Live, tmp_path: Path, **config: Any) -> Path:
+    """A run that starts when it is told to, and 40 images for it."""
+    given = {
+        "rounds": 2,
+        "min_clients": 1,
+        "autostart": False,
+        "weighting": {"kind": "disco"},
+        "max_attempts": 5,
+    }
+    create(at, name="skin", task="imagefolder", task_options=OPTIONS, **(given | config))
+    return images(tmp_path / "data", {"a": ".png", "b": ".png"})
+
+
+def start(at: Live) -> None:
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    assert at.admin.post("/runs/skin/start").status_code == 200
+
+
+def test_d6_changed_data_are_noticed_before_training_and_enrolled_anew(at: Live, tmp_path: Path) -> None:
+    data = waiting_run(at, tmp_path)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    row = at.wait_for(
+        lambda: row_of(at, "skin", "north")["status"] == "ready" and row_of(at, "skin", "north")
+    )
+    assert row["examples"] == 40
+    change(data)
+    start(at)
+    assert member.join() == 0
+    after = row_of(at, "skin", "north")
+    assert (after["examples"], after["index"], at.run("skin")["status"]) == (50, 0, "completed")
+    said = "skin: the data here have changed since this client enrolled; leaving, and enrolling anew"
+    assert member.log.count(said) == 1
+    assert member.log.count("submitted its discrepancy") == 2  # other data have another one
+    assert "steps, loss" not in member.log.split(said)[0]  # nothing was trained for nothing
+
+
+def test_d6_changed_data_decline_the_run_where_the_site_says_so(at: Live, tmp_path: Path) -> None:
+    data = waiting_run(at, tmp_path)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data, on_changed_data="decline")
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    change(data)
+    start(at)
+    row = at.wait_for(
+        lambda: row_of(at, "skin", "north")["status"] == "declined" and row_of(at, "skin", "north")
+    )
+    assert row["reason"].startswith("the data at this site have changed since it enrolled")
+    assert "declining the run (on_changed_data)" in member.log
+    revoke(at, member)
+
+
+@pytest.mark.parametrize("number", ["same", "other"])
+def test_d6_changed_data_are_gone_on_with_only_if_their_number_is_the_same(
+    at: Live, tmp_path: Path, number: str
+) -> None:
+    data = waiting_run(at, tmp_path)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data, on_changed_data="continue")
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    if number == "same":
+        (data / "a" / "00.png").rename(data / "b" / "moved.png")
+        start(at)
+        assert member.join() == 0
+        assert "skin: the data here have changed; continuing with 40 examples as before" in member.log
+        assert row_of(at, "skin", "north")["examples"] == 40
+    else:
+        change(data)
+        start(at)
+        at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "declined")
+        assert "skin: the data here have changed: 50 examples, enrolled with 40" in member.log
+        revoke(at, member)
+
+
+def test_d6_changed_data_are_noticed_at_the_start(at: Live, tmp_path: Path) -> None:
+    data = waiting_run(at, tmp_path)
+    north = at.site("north")
+    assert north.enrol("skin", 40, task="imagefolder", classes=["a", "b"]).status_code == 200
+    keep(at, tmp_path, north)
+    RunJournal(tmp_path / "north" / "runs" / "skin", print).keep_data_mark("of other data")
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    at.wait_for(lambda: "leaving, and enrolling anew" in member.log)
+    start(at)
+    assert member.join() == 0
+
+
+def test_d7_a_site_with_one_example_declines_a_model_with_batch_normalisation(
+    at: Live, tmp_path: Path
+) -> None:
+    name = "tests.shared.test_batches_of_one:Normed"
+    create(at, name="norm", task=name, min_clients=1, partition="iid:9")
+    member = worker(at, tmp_path, "north", task=name, partition="run")
+    row = row_of(at, "norm", "north")
+    said = "the model has batch normalisation, which needs 2 examples in a batch; there is 1 example."
+    assert row["status"] == "declined"
+    assert row["reason"].startswith(said)
+    revoke(at, member)
+
+
+def test_d7_a_joined_batch_is_said(at: Live, tmp_path: Path) -> None:
+    name = "tests.shared.test_batches_of_one:Normed"
+    local = {"epochs": 1, "batch_size": 4, "drop_last": False}
+    create(at, name="norm", task=name, min_clients=1, local=local, rounds=1)
+    member = worker(at, tmp_path, "north", task=name)
+    assert member.join() == 0
+    assert "norm: the last batch of an epoch would have one example, too few for batch norm" in member.log
+    assert "2 steps" in member.log

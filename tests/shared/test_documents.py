@@ -1,0 +1,53 @@
+"""YAML as people write it: case D8 of issue 8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feddisco.admin import load_config
+from shared.documents import parse_json, parse_yaml
+from shared.problems import InvalidConfiguration
+from worker.settings import load
+
+
+def test_d8_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: demo\nrounds: 3\ntask: digits\n\nrounds: 5\n")
+    with pytest.raises(InvalidConfiguration) as refused:
+        load_config(path)
+    assert str(refused.value) == (
+        f"The configuration {path} has the key 'rounds' on line 2 and again on line 5. "
+        "Remove one of the two; neither is preferred."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: {x: 1, y: 2, x: 3}", "'x' on line 1 and again on line 1"),
+        ("a:\n- x: 1\n  y: 1\n- x: 1\n  'x': 2\n", "'x' on line 4 and again on line 5"),
+        ('{"x": 1,\n"x": 2}', "'x' on line 1 and again on line 2"),
+        ("a: [", "is not YAML"),
+        ("a: !!python/object:os.system {}", "is not YAML"),
+    ],
+)
+def test_other_documents_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        parse_yaml(text, "here")
+
+
+def test_keys_that_only_look_alike_are_fine() -> None:
+    text = "base: &base {x: 1, y: 2}\nmore: {<<: *base, x: 3}\nagain: {<<: *base}\n1: a\n'1': b\n"
+    found = parse_yaml(text, "here")
+    assert found["more"] == {"x": 3, "y": 2}
+    assert (found[1], found["1"]) == ("a", "b")
+
+
+def test_options_as_json_are_read_alike() -> None:
+    assert parse_json('{"a": {"b": 1}, "b": 2}') == {"a": {"b": 1}, "b": 2}
+    with pytest.raises(
+        InvalidConfiguration, match=r"--task-options .*: is not JSON \(the key 'size' is there twice"
+    ):
+        load({"task_options": '{"size": 8, "size": 16}'})

@@ -1,0 +1,73 @@
+"""Data that are no longer those with which this client enrolled: noticed before training, and what then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.problems import InvalidConfiguration
+from worker.faults import LocalFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.client import CoordinatorClient
+    from worker.journal import Journal
+    from worker.site import LocalRun, Site
+
+__all__ = ["DataWatch"]
+
+CHANGED = "the data at this site have changed since it enrolled, and its settings say to decline the run then"
+
+
+@dataclass(frozen=True)
+class DataWatch:
+    """Compares the data with those enrolled, and follows ``on_changed_data`` where they differ."""
+
+    coordinator: CoordinatorClient
+    journal: Journal
+    site: Site
+    say: Callable[[str], None]
+
+    def keep(self, local: LocalRun) -> None:
+        """This client has just enrolled with the data loaded."""
+        self.journal.open_run(local.view.run).keep_data_mark(self.site.loaded_data_mark(local))
+
+    def has_changed(self, local: LocalRun) -> bool:
+        journal, found = self.journal.open_run(local.view.run), self.site.find_data_mark(local)
+        if journal.data_mark is None:  # enrolled by a program that kept none
+            journal.keep_data_mark(found)
+        return journal.data_mark != found
+
+    def may_continue(self, local: LocalRun, index: int | None, enrolled: int | None) -> bool:
+        """Whether to go on with the data as they are now; ``enrolled`` is the number of examples then."""
+        if self.site.settings.on_changed_data != "continue":
+            return False
+        self.site.forget_data(local)
+        try:
+            number = len(self.site.own_examples(local, index))
+        except (InvalidConfiguration, LocalFault) as fault:
+            self.say(f"{local.view.run}: the data here have changed, and cannot be used: {fault}")
+            return False
+        if number == enrolled:
+            self.say(
+                f"{local.view.run}: the data here have changed; continuing with {number} examples as before"
+            )
+            self.keep(local)
+            return True
+        self.say(f"{local.view.run}: the data here have changed: {number} examples, enrolled with {enrolled}")
+        return False
+
+    def leave(self, run: str) -> bool:
+        """Leave the run; whether to enrol in it anew."""
+        anew = self.site.settings.on_changed_data == "enrol"
+        self.say(
+            f"{run}: the data here have changed since this client enrolled; "
+            f"{'leaving, and enrolling anew' if anew else 'declining the run'} (on_changed_data)"
+        )
+        self.journal.open_run(run).keep_data_mark("")
+        self.coordinator.leave(run)
+        self.site.forget(run)
+        if not anew:
+            self.coordinator.decline(run, CHANGED)
+        return anew
