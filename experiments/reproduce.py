@@ -20,8 +20,8 @@ from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
-from simulation.ray.sweep import sweep_over_nodes
 from simulation.sweep import Planned, Swept, claim_results, sweep
+from simulation.sweep.ray import sweep_over_nodes
 
 __all__ = ["RESULTS", "Request", "chosen", "reproduce"]
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,8 +17,10 @@ from shared.device import describe
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.versions import describe_machine, find_versions
-from simulation.engines import EngineName
-from simulation.kernels import KernelsName
+
+if TYPE_CHECKING:
+    from simulation.engines import EngineName
+    from simulation.kernels import KernelsName
 
 __all__ = [
     "MadeWith",

@@ -60,7 +60,7 @@ def simulate(
     (more than one trains clients side by side) or ``address`` asks for.
     ``kernels`` compute a client: those of ``native`` are faster on small networks and equal but for rounding.
     ``device`` is where to train: cpu, cuda, cuda:N, mps, or auto for the best of them.
-    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.ray.cluster.connect`.
+    ``address`` is the cluster of the engine ``ray``: see :func:`simulation.cluster.connect`.
 
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from shared.problems import Problem, ServiceFault
 from shared.training import Diverged
+from simulation.cluster import check_node, connect, locate_cache, locate_data
 from simulation.engines.processes import use_one_thread
 from simulation.jobs import ClientResult, Job, WorkbenchSpec, carry_out_in_process
-from simulation.ray.cluster import check_node, connect, locate_cache, locate_data
 from simulation.results import versions
 
 __all__ = ["TRIES", "Ray"]

@@ -19,7 +19,7 @@ ENVIRONMENT = {
     "feddisco/settings.py": "the operator's commands",
     "feddisco/demo.py": "hands its environment on to its child processes",
     "simulation/kernels/native/library.py": "the system's compiler and cache",
-    "simulation/ray/cluster.py": "Ray's address; where a node of a cluster has its data",
+    "simulation/cluster.py": "Ray's address; where a node of a cluster has its data",
 }
 GLOBAL_RANDOM = {"server/api/work.py": "spreads the rechecks of waiting polls; no result depends on it"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from simulation.ray.cluster import connect
+from simulation.cluster import connect
 
 if __name__ == "__main__":
     with connect("local", lambda line: None) as ray:

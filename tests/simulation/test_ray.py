@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from shared.problems import InvalidConfiguration
-from simulation.ray.cluster import check_node, connect, locate_data
-from simulation.ray.sweep import sweep_over_nodes
+from simulation.cluster import check_node, connect, locate_data
 from simulation.results import Results, checkpoint_of, versions
 from simulation.run import simulate
 from simulation.snapshot import Snapshot
 from simulation.sweep import Planned, claim_results
+from simulation.sweep.ray import sweep_over_nodes
 from tests.helpers.pictures import Pictures
 from tests.simulation.test_simulate import config, quiet, timeless
 
@@ -186,7 +186,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from shared.config import RunConfig
-from simulation.ray.sweep import sweep_over_nodes
+from simulation.sweep.ray import sweep_over_nodes
 from simulation.sweep import Planned
 
 if __name__ == "__main__":

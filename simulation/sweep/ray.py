@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from simulation.cluster import check_node, connect, locate_cache, locate_data
 from simulation.engines.processes import use_one_thread
 from simulation.engines.ray import TRIES
-from simulation.ray.cluster import check_node, connect, locate_cache, locate_data
 from simulation.results import versions
 from simulation.run import Setup, Simulation
 from simulation.snapshot import Snapshot
