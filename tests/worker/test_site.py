@@ -102,7 +102,7 @@ def view(run: str, task: str, classes: tuple[str, ...], **config: Any) -> RunVie
 
 def site(folder: Path, task: str, told: list[str] | None = None, **more: Any) -> Site:
     given = WorkerSettings(task=task, data=folder / "data", **more)
-    return Site(given, torch.device("cpu"), folder / "cache", [].append if told is None else told.append)
+    return Site(given, torch.device("cpu"), folder / "cache", (list[str]() if told is None else told).append)
 
 
 @pytest.fixture
