@@ -30,9 +30,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 server_app = typer.Typer(invoke_without_command=True)
+worker_app = typer.Typer(invoke_without_command=True)
 run_app = typer.Typer(help="Create, inspect and control runs (admin).", no_args_is_help=True)
 clients_app = typer.Typer(help="Invite, list and revoke clients (admin).", no_args_is_help=True)
 app.add_typer(server_app, name="server")
+app.add_typer(worker_app, name="worker")
 app.add_typer(run_app, name="run")
 app.add_typer(clients_app, name="clients")
 
@@ -119,18 +121,64 @@ def migrate(context: typer.Context) -> None:
     raise typer.Exit(run_migrations(_coordinator_settings(context.obj)))
 
 
-@app.command()
+@worker_app.callback()
 @add_flags(WorkerSettings)
-def worker(**flags: Any) -> None:
+def worker(context: typer.Context, **flags: Any) -> None:
     """Start a worker next to its data.
 
     Every flag is also a variable: --ca-file is FEDDISCO_CA_FILE. The flag wins. See docs/settings-worker.md.
     """
+    if context.invoked_subcommand is not None:
+        context.obj = flags
+        return
     from worker.main import run as run_worker
 
     for name in unknown_variables(WORKER_VARIABLES):
         typer.echo(f"feddisco worker: {name} is not a setting of the worker; is it misspelt?", err=True)
     raise typer.Exit(run_worker(load_worker_settings(flags)))
+
+
+def _echo(text: str) -> None:
+    """Also what holds a path that is no text in any encoding."""
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())
+
+
+@worker_app.command("leave")
+@add_flags(WorkerSettings, "url", "state", "ca_file")
+def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
+    """Leave a run, with the credential in the state folder; the worker itself may go on."""
+    from worker.main import leave
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    typer.echo(leave(load_worker_settings(context.obj | given), run))
+
+
+@app.command("check-data")
+@add_flags(WorkerSettings, "task", "task_options", "data", "labels", "on_broken")
+def check_site_data(
+    run: Annotated[
+        str | None, typer.Option(help="The run's configuration file: its task, options and classes.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="The run's classes in their order, separated by commas.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Say what a run would find in the data here, and what would leave; sends nothing.
+
+    The exit code is 0 if the data can be used, 1 if a run would be declined.
+    """
+    from feddisco.admin import load_config
+
+    config = None if run is None else load_config(run)
+    settings = load_worker_settings(
+        ({"task": config.task} if config and flags["task"] is None else {})
+        | {name: value for name, value in flags.items() if value is not None}
+    )
+    contract = None if classes is None else tuple(name.strip() for name in classes.split(","))
+    from feddisco.check_data import check_data
+
+    raise typer.Exit(0 if check_data(settings, config, contract, _echo) else 1)
 
 
 @app.command()

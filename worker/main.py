@@ -9,21 +9,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+import httpx
+
 from shared.problems import InvalidConfiguration
 from shared.schemas import PROTOCOL, Registration
 from shared.versions import VERSION
-from worker.client import CoordinatorClient, load_trust
+from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
+from worker.diagnose import diagnose
 from worker.loop import Backoff, Refused, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
 
 if TYPE_CHECKING:
-    import httpx
-
     from worker.settings import WorkerSettings
 
-__all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "run"]
+__all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "leave", "run"]
 
 OK, FAILED, MISCONFIGURED, REFUSED = 0, 1, 2, 3
 """Exit codes: ended as asked; a fault in this program; a wrong setting; refused by the coordinator."""
@@ -59,18 +60,42 @@ def _work(
     shutdown: Shutdown,
     transport: httpx.BaseTransport | None,
 ) -> None:
-    if settings.url is None:
-        raise InvalidConfiguration(
-            "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
-        )
-    backoff = Backoff(settings.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    with CoordinatorClient(
-        settings.url, verify=load_trust(settings.ca_file), transport=transport
-    ) as coordinator:
+    url = _require_url(settings)
+    backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
+    with CoordinatorClient(url, verify=load_trust(settings.ca_file), transport=transport) as coordinator:
         credential = _obtain_credential(settings, folder, coordinator, backoff)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
         _make_worker(credential.client, settings, folder, coordinator, backoff, reporter, shutdown).run()
+
+
+def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport | None = None) -> str:
+    """Leave a run as the client of the state folder, whose worker may be running; the sentence to print.
+
+    Raises :class:`InvalidConfiguration` if the folder holds no client of the coordinator's, or it cannot be
+    reached; :class:`shared.problems.Problem` for what it answers.
+    """
+    url = _require_url(settings)
+    credential = read_credential(settings.state, url)
+    if credential is None:
+        raise InvalidConfiguration(
+            f"no client of {url} is registered in {settings.state}.", hint="Name its folder with --state."
+        )
+    verify = load_trust(settings.ca_file)
+    with CoordinatorClient(url, token=credential.token, verify=verify, transport=transport) as coordinator:
+        try:
+            coordinator.leave(run)
+        except (httpx.HTTPError, UnexpectedAnswer) as error:
+            raise InvalidConfiguration(diagnose(error, url).sentence) from error
+    return f"{credential.client} has left {run}."
+
+
+def _require_url(settings: WorkerSettings) -> str:
+    if settings.url is None:
+        raise InvalidConfiguration(
+            "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
+        )
+    return settings.url
 
 
 def _obtain_credential(

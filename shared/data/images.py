@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
 
     Pixels = NDArray[np.uint8]
 
-__all__ = ["FORMATS", "IMAGE_SUFFIXES", "Picture", "Window", "decode_images", "is_image"]
+__all__ = [
+    "FORMATS",
+    "IMAGE_SUFFIXES",
+    "Picture",
+    "Survey",
+    "Window",
+    "decode_images",
+    "is_image",
+    "survey_images",
+]
 
 _VERSION = 2
 """Raised when the same files give other pixels than before: what was kept is then decoded anew."""
@@ -260,6 +270,50 @@ def _bits(image: Image) -> int | None:
 def _is_white_zero(image: Image) -> bool:
     """TIFF's photometric interpretation 0, which Pillow passes over in 16 bits."""
     return image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(262) == 0
+
+
+@dataclass
+class Survey:
+    """What images are before they are made alike: how many of each kind and of each (width, height).
+
+    ``deepest`` is the range of the grey values of more than 8 bits; None: there are none.
+    """
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    deepest: tuple[float, float] | None = None
+
+
+def survey_images(archive: Archive, names: Sequence[str]) -> Survey:
+    """Each image's header, and the values of those of more than 8 bits; broken ones are passed over."""
+    from PIL import Image
+
+    Image.init()
+    survey = Survey()
+    for name in names:
+        with suppress(Exception), Image.open(io.BytesIO(archive.read_bytes(name))) as image:
+            deep = image.mode.startswith(("I", "F"))
+            survey.kinds[f"{image.format} {_MODES.get(image.mode, image.mode)}"] += 1
+            survey.sizes[image.size] += 1
+            if deep:
+                values = np.asarray(image)
+                known = survey.deepest or (float("inf"), float("-inf"))
+                survey.deepest = min(known[0], float(values.min())), max(known[1], float(values.max()))
+    return survey
+
+
+_MODES = {
+    "1": "black and white",
+    "L": "grey, 8 bits",
+    "LA": "grey with alpha",
+    "P": "palette",
+    "RGB": "colour",
+    "RGBA": "colour with alpha",
+    "I;16": "grey, 16 bits",
+    "I;16B": "grey, 16 bits",
+    "I": "grey, whole numbers",
+    "F": "grey, floating",
+}
 
 
 # ---------------------------------------------------------------- kept decoded

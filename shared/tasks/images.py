@@ -6,6 +6,7 @@ and normalised by one fused multiplication, so that the loader is never what tra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from shared.data import Archive, Examples
 from shared.data.images import FORMATS, Picture, Window, decode_images, is_image
-from shared.left_out import Reason, printable
+from shared.left_out import LeftOut, Reason, printable
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.transforms import crop, flip, rotate
 
-__all__ = ["ImageTask", "folder_images"]
+__all__ = ["ImageTask", "folder_images", "other_folders"]
 
 Listing = dict[str, list[str]]
 """Names of image files by class folder."""
@@ -96,17 +97,7 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
     Raises:
         InvalidConfiguration: no images, or a class folder that is not in the task's classes.
     """
-    paths = [name.split("/") for name in archive.names if is_image(name)]
-    paths, prefix = _unwrapped(paths, {"train", "test", *task.classes, *task.labels})
-    other = f"{prefix}{'test' if split == 'train' else 'train'}/"
-    if any(path[0] in ("train", "test") for path in paths if len(path) > 2):
-        for path in paths:
-            if path[0] not in ("train", "test"):
-                archive.left_out.add(Reason.OTHER_FOLDER, prefix + "/".join(path))
-        paths, prefix = [path[1:] for path in paths if path[0] == split], f"{prefix}{split}/"
-    for name in archive.names:
-        if not is_image(name) and not name.startswith(other):
-            archive.left_out.add(Reason.NOT_AN_IMAGE, name)
+    paths, prefix = _paths(archive, split, task, archive.left_out)
     listing: Listing = {}
     for path in paths:
         folder = path[0] if len(path) > 1 else ""
@@ -125,6 +116,29 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
             f"in {archive.path}, found none among {len(archive.names)} files."
         )
     return listing
+
+
+def other_folders(archive: Archive, split: Split, task: Task) -> dict[str, int]:
+    """Folders of the split that are no class of the task, with the number of images in each."""
+    paths, _ = _paths(archive, split, task, LeftOut())
+    folders = Counter(path[0] for path in paths if len(path) > 1)
+    return {folder: number for folder, number in folders.items() if task.class_of(folder) is None}
+
+
+def _paths(archive: Archive, split: Split, task: Task, left_out: LeftOut) -> tuple[list[list[str]], str]:
+    """The parts of each image's name from its class on, and what stands before them all."""
+    paths = [name.split("/") for name in archive.names if is_image(name)]
+    paths, prefix = _unwrapped(paths, {"train", "test", *task.classes, *task.labels})
+    other = f"{prefix}{'test' if split == 'train' else 'train'}/"
+    if any(path[0] in ("train", "test") for path in paths if len(path) > 2):
+        for path in paths:
+            if path[0] not in ("train", "test"):
+                left_out.add(Reason.OTHER_FOLDER, prefix + "/".join(path))
+        paths, prefix = [path[1:] for path in paths if path[0] == split], f"{prefix}{split}/"
+    for name in archive.names:
+        if not is_image(name) and not name.startswith(other):
+            left_out.add(Reason.NOT_AN_IMAGE, name)
+    return paths, prefix
 
 
 def _unwrapped(paths: list[list[str]], known: set[str]) -> tuple[list[list[str]], str]:

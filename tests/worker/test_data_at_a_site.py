@@ -18,6 +18,7 @@ from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import Member, create, keep, worker
 from worker.enrolment import MISFIT
 from worker.journal import RunJournal
+from worker.main import leave
 
 OPTIONS = {"classes": ["a", "b"], "size": 16}
 
@@ -271,3 +272,12 @@ def test_d7_a_joined_batch_is_said(at: Live, tmp_path: Path) -> None:
     assert member.join() == 0
     assert "norm: the last batch of an epoch would have one example, too few for batch norm" in member.log
     assert "2 steps" in member.log
+
+
+def test_d6_a_run_is_left_by_a_command(at: Live, tmp_path: Path) -> None:
+    data = waiting_run(at, tmp_path)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    assert leave(member.settings, "skin") == "north has left skin."
+    assert row_of(at, "skin", "north")["status"] == "left"
+    revoke(at, member)

@@ -1,0 +1,210 @@
+"""``feddisco check-data``: what a site's data are to a run, before it has a join code. Nothing is sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from shared.config import Metric, RunConfig
+from shared.data import fingerprint_of, opened
+from shared.data.images import Survey, is_image, survey_images
+from shared.discrepancy import discrepancy
+from shared.left_out import printable
+from shared.problems import InvalidConfiguration
+from shared.tasks import load_task
+from shared.tasks.base import Split, Task, ask_nearest
+from shared.tasks.images import ImageTask, other_folders
+from shared.tasks.loading import load_examples
+
+if TYPE_CHECKING:
+    from shared.data import Examples
+    from worker.settings import WorkerSettings
+
+__all__ = ["check_data"]
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+_SHOWN = 10
+
+
+def check_data(
+    settings: WorkerSettings,
+    config: RunConfig | None,
+    classes: tuple[str, ...] | None,
+    say: Callable[[str], None],
+) -> bool:
+    """Say all that a run would meet in the data; whether it could take part.
+
+    ``config`` is the run's, if there is one yet; ``classes`` its contract where it has none.
+
+    Raises:
+        InvalidConfiguration: the task or its options are wrong, or there are no data at all.
+    """
+    task = _make_task(settings, config, classes, say)
+    say(
+        f"Task {settings.task} in {settings.data}, fingerprint {fingerprint_of(settings.data)[:16] or 'none'}"
+    )
+    _say_folders(task, settings.data, say)
+    found: dict[Split, Examples] = {}
+    faults: dict[Split, InvalidConfiguration] = {}
+    for split in SPLITS:
+        try:
+            found[split] = load_examples(task, split, settings.data, 0 if config is None else config.seed)
+        except InvalidConfiguration as refused:
+            faults[split] = refused
+    _say_images(task, settings.data, say)
+    for split, examples in found.items():
+        _Report(task, split, examples, config, say).tell()
+    _say_doubles(found, say)
+    for split, fault in faults.items():
+        say(f"\n{split}: cannot be used. {fault}")
+    _say_what_leaves(found, say)
+    return bool(found) and not any(_is_refusal(fault) for fault in faults.values())
+
+
+def _is_refusal(fault: InvalidConfiguration) -> bool:
+    """A split that is not there is fine: trainers need no test set, evaluators no training set."""
+    return "looked for" not in str(fault)
+
+
+def _make_task(
+    settings: WorkerSettings,
+    config: RunConfig | None,
+    classes: tuple[str, ...] | None,
+    say: Callable[[str], None],
+) -> Task:
+    options: Mapping[str, Any] = {**(config.task_options if config else {}), **settings.task_options}
+    contract = classes or (config.classes if config else None)
+    if settings.task == "imagefolder" and contract is None and "classes" not in options:
+        contract = _folders(settings.data)
+        say(f"No classes are given (--classes, --run): taking the folders {', '.join(contract)}.")
+    task = load_task(settings.task, options, contract)
+    task.on_broken, task.labels = settings.on_broken, settings.labels
+    return task
+
+
+def _folders(source: Path | None) -> tuple[str, ...]:
+    with opened(source, "images as train/<class>/... or <class>/...", "skip") as archive:
+        names = sorted({name.split("/")[-2] for name in archive.names if is_image(name) and "/" in name})
+    if len(names) < 2:
+        raise InvalidConfiguration(
+            f"data: found the class folders {names} in {source}, a run has two classes or more.",
+            hint="Name the run's classes: --classes melanoma,nevus",
+        )
+    return tuple(names)
+
+
+def _say_folders(task: Task, source: Path | None, say: Callable[[str], None]) -> None:
+    """Every folder that is no class, not only the first, and labels that nothing is called by."""
+    if not isinstance(task, ImageTask) or source is None:
+        return
+    with opened(source, "images", "skip") as archive:
+        for split in SPLITS:
+            for name, number in other_folders(archive, split, task).items():
+                say(
+                    f"{split}: the folder {printable(name)!r} ({number} images) is none of the classes. "
+                    f"{ask_nearest(name, task.classes, mappable=True)}".rstrip()
+                )
+        parts = {part for name in archive.names for part in name.split("/")[:-1]}
+    for name in sorted(set(task.labels) - parts):
+        say(f"labels: nothing here is called {name!r}.")
+
+
+def _say_images(task: Task, source: Path | None, say: Callable[[str], None]) -> None:
+    if not isinstance(task, ImageTask) or source is None:
+        return
+    with opened(source, "images", "skip") as archive:
+        names = [name for name in archive.names if is_image(name)]
+        if names:
+            _say_survey(survey_images(archive, names), task, say)
+
+
+def _say_survey(survey: Survey, task: ImageTask, say: Callable[[str], None]) -> None:
+    say(f"\nImages: {_counted(survey.kinds)}")
+    say(f"Width x height: {_counted(Counter({f'{w} x {h}': n for (w, h), n in survey.sizes.items()}))}")
+    if survey.deepest is not None:
+        low, high = survey.deepest
+        say(f"Grey values of more than 8 bits go from {low:g} to {high:g}.")
+        if task.window is None and low >= 0 and high < 32768:
+            bits = max(1, int(high).bit_length())
+            option = f"--task-options '{{\"bits\": {bits}}}'"
+            say(f"They fit in {bits} bits: if that is the device's depth, say so with {option}.")
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """The most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    more = f" and {len(ordered) - _SHOWN} kinds more" if len(ordered) > _SHOWN else ""
+    return ", ".join(f"{number} {name}" for name, number in ordered[:_SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class _Report:
+    """One split."""
+
+    task: Task
+    split: Split
+    examples: Examples
+    config: RunConfig | None
+    say: Callable[[str], None]
+
+    def tell(self) -> None:
+        say, number = self.say, len(self.examples)
+        say(f"\n{self.split}: {number} examples")
+        counts = self._counts()
+        width = max(len(name) for name in self.task.classes)
+        for name, count in zip(self.task.classes, counts, strict=True):
+            say(f"  {name:{width}} {count:>8}")
+        for sentence in self.examples.left_out.sentences():
+            say(f"  {sentence}")
+        if self.split == "train" and number:
+            for line in self._distances(counts):
+                say(f"  {line}")
+
+    def _counts(self) -> list[int]:
+        categories = self.task.categories(self.examples.targets).tolist()
+        found = Counter(categories)
+        return [found[index] for index in range(len(self.task.classes))]
+
+    def _distances(self, counts: list[int]) -> Iterator[str]:
+        weighting = self.config.weighting if self.config is not None else None
+        metric = getattr(weighting, "metric", None)
+        target: Any = getattr(weighting, "target", None) or "uniform"
+        for each in (metric,) if metric else get_args(Metric):
+            yield f"discrepancy d ({each}, target {target}): {discrepancy(counts, target, each):.6g}"
+
+
+def _say_doubles(found: Mapping[Split, Examples], say: Callable[[str], None]) -> None:
+    """Examples whose inputs are equal to the last bit once they are read."""
+    places: dict[bytes, list[tuple[str, int]]] = {}
+    for split, examples in found.items():
+        for row, target in zip(examples.inputs.flatten(1).numpy(), examples.targets.tolist(), strict=True):
+            places.setdefault(hashlib.sha256(row.tobytes()).digest(), []).append((split, target))
+    doubles = [place for place in places.values() if len(place) > 1]
+    kinds: dict[Literal["within", "classes", "splits"], int] = {
+        "within": sum(len(place) - len({split for split, _ in place}) for place in doubles),
+        "classes": sum(len({target for _, target in place}) > 1 for place in doubles),
+        "splits": sum(len({split for split, _ in place}) > 1 for place in doubles),
+    }
+    say(
+        f"\nDoubles: {kinds['within']} examples repeat another one of their split; {kinds['splits']} are in "
+        f"train and test; {kinds['classes']} of all of them under two labels."
+        if doubles
+        else "\nDoubles: none."
+    )
+
+
+def _say_what_leaves(found: Mapping[Split, Examples], say: Callable[[str], None]) -> None:
+    train = found.get("train") or next(iter(found.values()), None)
+    if train is None:
+        say("\nNothing would leave this site but that it declines, and why in general.")
+        return
+    left = ", ".join(f"{reason} {number}" for reason, number in train.left_out.counts().items()) or "none"
+    say(
+        f"\nWhat would leave this site: the number of examples ({len(train)}), the numbers left out "
+        f"({left}), the kind of device, the discrepancy d if the run asks for it, and in each round the "
+        "trained model, its steps, loss and duration. Not: examples, their names, or the numbers by class."
+    )

@@ -1,0 +1,109 @@
+"""``feddisco check-data`` and ``feddisco worker leave``, as typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def typed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddisco", *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDDISCO_")}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def images(folder: Path, numbers: dict[str, int], suffix: str = ".png") -> Path:
+    random = np.random.default_rng(0)
+    for name, number in numbers.items():
+        (folder / name).mkdir(parents=True)
+        for index in range(number):
+            pixels = random.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}{suffix}")
+    return folder
+
+
+def test_good_data_are_described(tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"train/melanoma": 6, "train/nevus": 2, "test/nevus": 1})
+    (data / "train" / "nevus" / "notes.txt").write_text("x")
+    deep = np.arange(480, dtype=np.uint16).reshape(20, 24) * 8
+    Image.fromarray(deep).save(data / "train" / "melanoma" / "deep.tif")
+    first = data / "train" / "melanoma" / "0.png"
+    (data / "train" / "nevus" / "same.png").write_bytes(first.read_bytes())
+    classes = "melanoma,nevus,keratosis"
+    done = typed("check-data", "--task", "imagefolder", "--data", data, "--classes", classes, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for said in (
+        "train: 10 examples", "melanoma         7", "nevus            3", "keratosis        0",
+        "test: 1 examples",
+        "left out, no image by the name's ending: 1 (train/nevus/notes.txt)",
+        "Images: 10 PNG colour, 1 TIFF grey, 16 bits", "Width x height: 11 24 x 20",
+        "Grey values of more than 8 bits go from 0 to 3832.", """--task-options '{"bits": 12}'""",
+        "discrepancy d (kl, target uniform): 0.48", "discrepancy d (cosine",
+        "Doubles: 1 examples repeat another one of their split; 0 are in train and test; 1 of all of them",
+        "What would leave this site: the number of examples (10), the numbers left out (not-an-image 1)",
+    ):  # fmt: skip
+        assert said in done.stdout, (said, done.stdout)
+
+
+def test_data_that_a_run_would_decline(tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"melanoma": 2, "Nevi": 3, "freckle": 1})
+    (tmp_path / "run.yaml").write_text(
+        "name: skin\ntask: imagefolder\ntask_options: {classes: [melanoma, nevus], size: 32}\n"
+        "weighting: {kind: disco, metric: l1, target: [0.9, 0.1]}\n"
+    )
+    done = typed("check-data", "--run", "run.yaml", "--data", data, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "the folder 'Nevi' (3 images) is none of the classes. Did you mean nevus?" in done.stdout
+    assert "the folder 'freckle' (1 images) is none of the classes." in done.stdout
+    assert "train: cannot be used. data: Nevi/0.png" in done.stdout
+    (data / "freckle" / "0.png").unlink()
+    labels = '{"Nevi": "nevus", "mole": "nevus"}'
+    done = typed("check-data", "--run", "run.yaml", "--data", data, "--labels", labels, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "labels: nothing here is called 'mole'." in done.stdout
+    assert "discrepancy d (l1, target (0.9, 0.1)): 1" in done.stdout
+
+
+def test_broken_data_and_what_skipping_leaves(tmp_path: Path) -> None:
+    data = images(tmp_path / "data", {"a": 3, "b": 2})
+    (data / "a" / "0.png").write_bytes(b"")
+    command = ("check-data", "--task", "imagefolder", "--data", data)
+    done = typed(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No classes are given (--classes, --run): taking the folders a, b." in done.stdout
+    assert "train: cannot be used. data: a/0.png in" in done.stdout
+    done = typed(*command, "--on-broken", "skip", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "left out, empty files: 1 (a/0.png is empty (0 bytes))" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--task", "imagefolder"), "data: no place given for images"),
+        (("--task", "digit"), "there is no built-in task 'digit'. Did you mean digits"),
+        (("--task", "imagefolder", "--data", "gone"), "there is nothing at gone"),
+    ],
+)
+def test_wrong_settings_are_a_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = typed("check-data", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_leaving_without_a_client_is_a_sentence(tmp_path: Path) -> None:
+    done = typed("worker", "leave", "skin", "--url", "http://127.0.0.1:1", "--state", "state", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no client of http://127.0.0.1:1 is registered in state" in done.stderr
