@@ -31,31 +31,44 @@ class DataWatch:
 
     def keep(self, local: LocalRun) -> None:
         """This client has just enrolled with the data loaded."""
-        self.journal.open_run(local.view.run).keep_data_mark(self.site.loaded_data_mark(local))
+        mark = " ".join(self.site.loaded_data_mark(local))
+        self.journal.open_run(local.view.run).keep_data_mark(mark)
 
     def has_changed(self, local: LocalRun) -> bool:
-        journal, found = self.journal.open_run(local.view.run), self.site.find_data_mark(local)
-        if journal.data_mark is None:  # enrolled by a program that kept none
-            journal.keep_data_mark(found)
-        return journal.data_mark != found
+        """Whether the examples are others; where only files are, which may be none of the data, it is kept.
+
+        Then what the run uses has been loaded again.
+        """
+        mark = self.journal.open_run(local.view.run).data_mark
+        files, _, examples = (mark or "").partition(" ")
+        if files == self.site.find_data_mark(local):
+            return False
+        try:
+            self.site.reload_data(local)
+        except (InvalidConfiguration, LocalFault):
+            return True  # why, is said when it enrols anew
+        if (
+            mark is None or examples == self.site.loaded_data_mark(local)[1]
+        ):  # None: an older program enrolled
+            self.keep(local)
+            return False
+        return True
 
     def may_continue(self, local: LocalRun, index: int | None, enrolled: int | None) -> bool:
         """Whether to go on with the data as they are now; ``enrolled`` is the number of examples then."""
         if self.site.settings.on_changed_data != "continue":
             return False
-        self.site.forget_data(local)
+        run = local.view.run
         try:
             number = len(self.site.own_examples(local, index))
         except (InvalidConfiguration, LocalFault) as fault:
-            self.say(f"{local.view.run}: the data here have changed, and cannot be used: {fault}")
+            self.say(f"{run}: the data here have changed, and cannot be used: {fault}")
             return False
         if number == enrolled:
-            self.say(
-                f"{local.view.run}: the data here have changed; continuing with {number} examples as before"
-            )
+            self.say(f"{run}: the data here have changed; continuing with {number} examples as before")
             self.keep(local)
             return True
-        self.say(f"{local.view.run}: the data here have changed: {number} examples, enrolled with {enrolled}")
+        self.say(f"{run}: the data here have changed: {number} examples, enrolled with {enrolled}")
         return False
 
     def leave(self, run: str) -> bool:

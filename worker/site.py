@@ -65,11 +65,6 @@ class Site:
         self._runs.pop(run, None)
         self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
 
-    def forget_data(self, local: LocalRun) -> None:
-        """Have them loaded again."""
-        local.workbench.forget_examples()
-        self._splits = {key: split for key, split in self._splits.items() if key[0] != local.view.run}
-
     def find_run(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
 
@@ -155,12 +150,21 @@ class Site:
         return "test" if self.settings.role is Role.EVALUATOR else "train"
 
     def find_data_mark(self, local: LocalRun) -> str:
-        """Tells the data that lie here now from others, and this site's way of reading them."""
+        """Tells the files that lie here now from others, and this site's way of reading them."""
         return LoadCall.of(local.task, self._own_split, self.settings.data, local.view.config.seed).digest()
 
-    def loaded_data_mark(self, local: LocalRun) -> str:
-        """The same of the data that were loaded for the run."""
-        return self._splits[local.view.run, self._own_split][0].digest()
+    def loaded_data_mark(self, local: LocalRun) -> tuple[str, str]:
+        """The same of the files that were loaded for the run, and a digest of the examples in them."""
+        call, examples = self._splits[local.view.run, self._own_split]
+        return call.digest(), examples.digest()
+
+    @local_faults("loading the data")
+    def reload_data(self, local: LocalRun) -> None:
+        """Load again what the run uses, as it is now."""
+        run = local.view.run
+        local.workbench.forget_examples()
+        self._splits = {key: split for key, split in self._splits.items() if key[0] != run}
+        self._load(local.view, local.task, self._own_split)
 
     def own_examples(self, local: LocalRun, index: int | None) -> Examples:
         """What this site brings to the run, by its role."""

@@ -66,6 +66,15 @@ class Examples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def digest(self) -> str:
+        """SHA-256 in hex of inputs, targets and keys, as they are in memory."""
+        told = hashlib.sha256()
+        for tensor in (self.inputs, self.targets, self.keys):
+            if tensor is not None:
+                told.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+                told.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return told.hexdigest()
+
     def subset(self, indices: NDArray[np.int64] | Tensor) -> Examples:
         """A copy of the examples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.targets.device)

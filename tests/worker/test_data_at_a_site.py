@@ -281,3 +281,17 @@ def test_d6_a_run_is_left_by_a_command(at: Live, tmp_path: Path) -> None:
     assert leave(member.settings, "skin") == "north has left skin."
     assert row_of(at, "skin", "north")["status"] == "left"
     revoke(at, member)
+
+
+def test_d6_files_that_are_none_of_the_examples_change_nothing(at: Live, tmp_path: Path) -> None:
+    """Like the worker's own state, where somebody has put it beside the data."""
+    data = waiting_run(at, tmp_path)
+    member = worker(at, data, "north", task="imagefolder", data=data)  # its state is in data/north
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    (data / "notes.txt").write_text("written meanwhile")
+    (data / "a" / "00.png").touch()
+    start(at)
+    assert member.join() == 0
+    assert at.run("skin")["status"] == "completed"
+    assert "have changed" not in member.log
+    assert member.log.count("submitted its discrepancy") == 1
