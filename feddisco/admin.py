@@ -80,12 +80,12 @@ class AdminClient(CoordinatorClient):
 
 
 @contextmanager
-def connect(url: str, token_file: Path | None = None) -> Iterator[AdminClient]:
+def connect(url: str, token_file: Path | None = None, ca_file: Path | None = None) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
     url, settings = url.rstrip("/"), ConsoleSettings()
     try:
         with AdminClient(
-            url, token=settings.token(token_file), verify=load_trust(settings.ca_file)
+            url, token=settings.token(token_file), verify=load_trust(ca_file or settings.ca_file)
         ) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from feddisco.admin import AdminClient
 from shared.schemas import (
@@ -21,6 +22,7 @@ from shared.schemas import (
     RunSummary,
     RunView,
 )
+from shared.texts import escape_controls
 
 __all__ = [
     "find_newest",
@@ -35,13 +37,18 @@ __all__ = [
 _console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
+def _print(text: str, style: str = "") -> None:
+    """Reasons are what others wrote: neither their markup nor their control characters count."""
+    _console.print(Text(escape_controls(text), style))
+
+
 def _print_table(title: str, *columns: str, rows: Iterable[Sequence[str]]) -> None:
-    _console.print(f"[bold]{title}[/bold]")  # a title of the table's own would wrap to its width
+    _print(title, "bold")  # a title of the table's own would wrap to its width
     table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(escape_controls(cell)) for cell in row))
     _console.print(table)
 
 
@@ -129,11 +136,11 @@ def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
 
 
 def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
-    _console.print(f"[bold]{run.run}[/bold]  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds")
+    _print(f"{run.run}  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds", "bold")
     if run.reason:
-        _console.print(run.reason)
+        _print(run.reason)
     if run.waiting_for:
-        _console.print(run.waiting_for)
+        _print(run.waiting_for)
     _print_table(
         "Enrolled",
         *("client", "role", "status", "index", "examples", "d_k", "last error"),
@@ -156,7 +163,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
             print_accuracy(evaluation, f"Round {last.round}, scored by {evaluation.client}")
 
 
-def follow(client: AdminClient, run: str, say: Callable[[str], None] = _console.print) -> RunStatus:
+def follow(client: AdminClient, run: str, say: Callable[[str], None] = _print) -> RunStatus:
     """Print a line for every round as it is scored, until the run has ended and its last round is scored.
 
     Returns the run's final status.

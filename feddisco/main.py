@@ -5,10 +5,11 @@ PyTorch is not imported here: ``feddisco --help`` answers at once.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from feddisco.flags import add_flags
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem
+from shared.texts import escape_controls
 from worker.settings import WorkerSettings
 from worker.settings import load as load_worker_settings
 
@@ -46,6 +48,14 @@ TokenFile = Annotated[
     typer.Option(
         "--admin-token-file",
         help="File with the admin token. Without it, FEDDISCO_ADMIN_TOKEN, or the local data folder's.",
+    ),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="FEDDISCO_CA_FILE",
+        help="PEM file of the certificates to trust instead of the system's authorities.",
     ),
 ]
 Address = Annotated[
@@ -316,74 +326,83 @@ def run_create(
     ] = False,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Create a run. Workers that have its task enrol by themselves."""
     from feddisco.admin import connect, create_run
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         typer.echo(create_run(client, config, weights=weights, if_absent=if_absent))
 
 
 @run_app.command("list")
-def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """List all runs."""
     from feddisco.admin import connect
     from feddisco.console import print_runs
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         print_runs(client.runs())
 
 
 @run_app.command("show")
-def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """Show a run: status, enrolments, accuracy and the newest ledger."""
     from feddisco.admin import connect
     from feddisco.console import print_run
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         print_run(client.run(run), client.rounds(run))
 
 
 @run_app.command("watch")
-def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """Follow a run until it ends. The exit code is 0 only if it completed."""
     from feddisco.admin import connect
     from feddisco.console import follow
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         raise typer.Exit(0 if follow(client, run) == "completed" else 1)
 
 
-def _control(action: str, run: str, url: str, token_file: Path | None, reason: str = "") -> None:
+def _control(
+    action: str, run: str, url: str, token_file: Path | None, ca_file: Path | None, reason: str = ""
+) -> None:
     from feddisco.admin import connect
 
-    with connect(url, token_file) as client:
+    with connect(url, token_file, ca_file) as client:
         view = client.control(run, action, reason)
-        typer.echo(f"{view.run} is {view.status.value}. {view.waiting_for}".strip())
+        typer.echo(escape_controls(f"{view.run} is {view.status.value}. {view.waiting_for}".strip()))
 
 
 @run_app.command("start")
-def run_start(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_start(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """Start a run now, with the trainers that are ready."""
-    _control("start", run, url, admin_token_file)
+    _control("start", run, url, admin_token_file, ca_file)
 
 
 @run_app.command("pause")
-def run_pause(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_pause(
+    run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Pause a run: the open round continues, no further round opens."""
-    _control("pause", run, url, admin_token_file, reason)
+    _control("pause", run, url, admin_token_file, ca_file, reason)
 
 
 @run_app.command("resume")
-def run_resume(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_resume(
+    run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Resume a paused run."""
-    _control("resume", run, url, admin_token_file)
+    _control("resume", run, url, admin_token_file, ca_file)
 
 
 @run_app.command("stop")
-def run_stop(run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def run_stop(
+    run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Stop a run for good. The open round is abandoned."""
-    _control("stop", run, url, admin_token_file, reason)
+    _control("stop", run, url, admin_token_file, ca_file, reason)
 
 
 @run_app.command("model")
@@ -393,11 +412,12 @@ def run_model(
     round: Annotated[int | None, typer.Option(help="Which round's model. Without it, the newest.")] = None,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Download a run's model."""
     from feddisco.admin import connect, download_model
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         typer.echo(download_model(client, run, out, round))
 
 
@@ -414,11 +434,12 @@ def clients_invite(
     ] = None,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Make a join code for the sites. It is shown only once."""
     from feddisco.admin import connect
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         token = client.invite(uses, None if days is None else int(days * 86400))
         until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
         clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
@@ -427,21 +448,23 @@ def clients_invite(
 
 
 @clients_app.command("list")
-def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
     """List the registered clients."""
     from feddisco.admin import connect
     from feddisco.console import print_clients
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         print_clients(client.clients())
 
 
 @clients_app.command("revoke")
-def clients_revoke(client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None) -> None:
+def clients_revoke(
+    client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Revoke a client's token. The client leaves its runs at once."""
     from feddisco.admin import connect
 
-    with connect(url, admin_token_file) as client:
+    with connect(url, admin_token_file, ca_file) as client:
         client.revoke(client_id)
         typer.echo(f"{client_id} is revoked.")
 
@@ -457,10 +480,33 @@ def replay(run: str, round: int, **flags: Any) -> None:
     raise typer.Exit(0 if ok else 1)
 
 
+POSIX_ONLY = ("fcntl", "resource")
+FOLDER_FAULTS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EEXIST, errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG),
+)
+"""What a person can change about a file or folder that was named; anything else is a fault of ours."""
+
+
 def main() -> None:
     """Entry point; a problem ends with one sentence and exit code 2."""
     try:
         app()
     except Problem as problem:
-        typer.echo(f"feddisco: {problem}", err=True)
-        sys.exit(2)
+        _fail(str(problem))
+    except ModuleNotFoundError as missing:
+        if missing.name not in POSIX_ONLY:
+            raise
+        _fail(
+            "this command runs on Linux and macOS (Python's module "
+            f"{missing.name} is missing here). On Windows, use WSL 2 or Docker."
+        )
+    except OSError as error:
+        if error.filename is None or error.errno not in FOLDER_FAULTS:
+            raise
+        _fail(f"{error.filename}: {error.strerror}. Check the path, its owner and the space left.")
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(escape_controls(f"feddisco: {sentence}"), err=True)
+    sys.exit(2)

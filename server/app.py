@@ -32,7 +32,7 @@ from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
 from server.web import errors
-from server.web.middleware import BodyLimit, SecurityHeaders
+from server.web.middleware import BodyLimit, HeadAsGet, SecurityHeaders
 from server.web.security import Guard, KnownClient, hash_token, load_admin_token
 from shared.problems import Problem
 from shared.versions import VERSION
@@ -120,6 +120,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     errors.install(app, coordinator.telemetry.count_problem, _is_page, _render_page)
     app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(HeadAsGet)
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)

@@ -8,6 +8,7 @@ import logging.config
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -91,6 +92,42 @@ def _check_tls(settings: Settings) -> None:
     for name, path in (("tls_certificate", settings.tls_certificate), ("tls_key", settings.tls_key)):
         if path is not None and not path.is_file():
             raise InvalidConfiguration(f"{name}: there is no file {path}")
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    _check_pem("tls_certificate", settings.tls_certificate, "CERTIFICATE")
+    _check_pem("tls_key", settings.tls_key, "PRIVATE KEY")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.tls_certificate, settings.tls_key, password=""
+        )
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key} cannot be used: "
+            f"{_explain_tls(error)}"
+        ) from error
+
+
+def _check_pem(name: str, path: Path, kind: str) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"{name}: {path} cannot be read: {error.strerror}", hint="Let this process's user read it."
+        ) from error
+    if f"{kind}-----".encode() not in content:
+        raise InvalidConfiguration(
+            f"{name}: {path} holds no {kind.lower()} in PEM",
+            hint=f"Give a file with a line that ends in {kind}-----.",
+        )
+
+
+def _explain_tls(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or ""
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key belongs to another certificate."
+    if "DECRYPT" in reason or "PASSWORD" in reason:
+        return "the key is encrypted; give it without a passphrase."
+    return f"a file is damaged ({reason or error})."
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -32,6 +32,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from shared.texts import escape_controls
+
 __all__ = [
     "AlreadyEnrolled",
     "ClassContractMismatch",
@@ -90,9 +92,10 @@ class Problem(Exception):
     """True in a client that was given this problem as an answer: nothing is wrong with its own settings."""
 
     def __init__(self, detail: str, *, hint: str = "", **extra: Any) -> None:
+        detail = escape_controls(detail)  # a refusal repeats what came in, and is stored, sent and printed
         super().__init__(detail)
         self.detail = detail
-        self.hint = hint
+        self.hint = escape_controls(hint)
         self.extra = extra
 
     def __str__(self) -> str:

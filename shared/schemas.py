@@ -6,9 +6,11 @@ import datetime as dt
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from shared.config import Metric, RunConfig, Slug
+from shared.texts import find_unstorable
 
 PROTOCOL = 2
 """Version of what is in this file; exchanged at registration, other versions are refused."""
@@ -28,6 +30,16 @@ class Body(BaseModel):
     """What comes in: frozen, no extra fields, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_texts(cls, document: Any) -> Any:
+        """Also where any JSON may stand, as in a task's options; PostgreSQL keeps no NUL."""
+        if (place := find_unstorable(document)) is not None:
+            raise PydanticCustomError(
+                "text", "{place}: holds a NUL character or half of a surrogate pair", {"place": place}
+            )
+        return document
 
 
 class View(BaseModel):

@@ -8,11 +8,13 @@ them into a sentence.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -82,11 +84,39 @@ def load_trust(ca_file: Path | None) -> ssl.SSLContext | bool:
         ) from error
 
 
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _check_proxies() -> None:
+    for scheme, address in getproxies().items():
+        if scheme not in ("http", "https", "all") or not address:
+            continue
+        try:
+            found = httpx.URL(address if "://" in address else f"http://{address}")
+            usable = found.scheme in ("http", "https") and bool(found.host)
+        except httpx.InvalidURL:
+            usable = False
+        if not usable:
+            shown = "" if "@" in address else f" ({address!r:.80})"  # it may hold a password
+            raise problems.InvalidConfiguration(
+                f"the variable {scheme.upper()}_PROXY (or {scheme}_proxy) names a proxy that cannot be used"
+                f"{shown}.",
+                hint="Write it like http://proxy.example:3128 (SOCKS is not supported), or unset it.",
+            )
+
+
 class CoordinatorClient:
     """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
 
-    ``transport`` replaces the network (a test's, or an application in process); proxies are taken from
-    the usual variables when it is None.
+    ``transport`` replaces the network (a test's, or an application in process). Otherwise proxies are taken
+    from the usual variables, but for this machine itself: that is reached directly.
+
+    Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address.
     """
 
     def __init__(
@@ -97,12 +127,16 @@ class CoordinatorClient:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        direct = transport is not None or _is_loopback(url)
+        if not direct:
+            _check_proxies()
         self._http = httpx.Client(
             base_url=f"{url}/api/v1",
-            verify=verify,
+            verify=verify if verify is not True else httpx.create_ssl_context(),  # heeds SSL_CERT_FILE
             transport=transport,
             timeout=_QUICK,
             follow_redirects=False,
+            trust_env=not direct,
         )
         if token is not None:
             self.authenticate(token)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from shared.texts import escape_controls
+
 if TYPE_CHECKING:
     from shared.training import TrainProgress
 
@@ -39,7 +41,7 @@ class Reporter:
 
     def _write_line(self, text: str) -> None:
         moment = self._now().astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        self._stream.write(f"{moment}  {text}\n")
+        self._stream.write(f"{moment}  {escape_controls(text)}\n")  # others wrote parts of it
         self._stream.flush()
 
     @contextmanager

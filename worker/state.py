@@ -59,13 +59,18 @@ def lock_folder(folder: Path, *, slots: bool = False) -> Iterator[Path]:
 
     Raises :class:`InvalidConfiguration` that names the process which has locked it.
     """
-    _make_folder(folder)
+    with _folder_faults(folder):
+        _make_folder(folder)
     for path in (folder / f"slot-{number}" for number in itertools.count(1)) if slots else (folder,):
-        _make_folder(path)
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with _folder_faults(path):
+            _make_folder(path)
+            descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _try_lock(descriptor):
-                remove_partial(path)
+            with _folder_faults(path):
+                if locked := _try_lock(descriptor):
+                    _check_writable(path)
+                    remove_partial(path)
+            if locked:
                 yield path
                 return
             holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
@@ -75,6 +80,25 @@ def lock_folder(folder: Path, *, slots: bool = False) -> Iterator[Path]:
         f"the state folder {folder} is in use by another worker (process {holder or 'unknown'}).",
         hint="One process a client: stop that one, or give this one another folder with --state.",
     )
+
+
+@contextmanager
+def _folder_faults(folder: Path) -> Iterator[None]:
+    """A state folder that cannot be used is a setting to change, not a fault to wait out."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"the state folder {folder} cannot be used: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}.",
+            hint="Make it a folder that this user may read and write, or choose another with --state.",
+        ) from error
+
+
+def _check_writable(folder: Path) -> None:
+    probe = folder / ".writable"
+    probe.write_bytes(b"")
+    probe.unlink()
 
 
 def _make_folder(folder: Path) -> None:
@@ -99,9 +123,11 @@ def read_credential(folder: Path, url: str) -> StoredCredential | None:
     """
     path = folder / "credential.json"
     try:
-        credential = StoredCredential.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
+        with _folder_faults(folder):
+            content = path.read_bytes() if path.exists() else None
+        if content is None:
+            return None
+        credential = StoredCredential.model_validate_json(content)
     except ValidationError:
         set_aside(path)
         return None
@@ -122,8 +148,8 @@ def write_credential(folder: Path, credential: StoredCredential) -> None:
 def prepare_token(folder: Path, url: str, name: str | None) -> str:
     """A new token, or the one that ``name`` was asked for with before: the answer may have been lost."""
     path = folder / "registration.json"
-    with suppress(FileNotFoundError, ValidationError):
-        pending = PendingRegistration.model_validate_json(path.read_bytes())
+    with suppress(FileNotFoundError, ValidationError), _folder_faults(folder):
+        pending = PendingRegistration.model_validate_json(path.read_bytes() if path.exists() else b"")
         if (pending.url, pending.name) == (url, name):
             return pending.token
     pending = PendingRegistration(url=url, name=name, token=secrets.token_urlsafe(32))

@@ -10,6 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.api.dependencies import Coordinator, Viewer
 from server.api.documents import RunId
+from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest
 
 router = APIRouter(tags=["events"], dependencies=[Viewer])
@@ -31,9 +32,10 @@ async def _read_start(after: After = None, last_event_id: LastEventId = None) ->
     """A browser that reconnects repeats its first address, so the larger of the two counts."""
     if not last_event_id:
         return after or 0
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= LARGEST_ID):
+    seen = parse_whole(last_event_id, LARGEST_ID)
+    if seen is None:
         raise InvalidRequest(f"Last-Event-ID is {last_event_id[:40]!r}, not an event's id")
-    return max(after or 0, int(last_event_id))
+    return max(after or 0, seen)
 
 
 async def _check_run(run: RunId, coordinator: Coordinator) -> str:

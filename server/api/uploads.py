@@ -10,6 +10,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from server.blobs import BlobStore, Incoming
+from server.web.middleware import LARGEST_ANNOUNCED
+from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest, Truncated, UnsupportedMediaType
 from shared.wire.digests import parse_content_digest
 
@@ -59,7 +61,12 @@ def read_announced_digest(request: Request) -> str:
 def read_announced_bytes(request: Request) -> int | None:
     """The Content-Length; None if the body comes in chunks."""
     length = request.headers.get("content-length")
-    return int(length) if length is not None else None
+    if length is None:
+        return None
+    announced = parse_whole(length, LARGEST_ANNOUNCED)
+    if announced is None:
+        raise InvalidRequest(f"Content-Length is {length[:40]!r}, not a number of bytes")
+    return announced
 
 
 async def receive_body(request: Request, blobs: BlobStore, *, digest: str, max_bytes: int) -> Incoming:

@@ -22,12 +22,16 @@ from server.pages.reference_page import reference_page
 from server.pages.round_page import round_page
 from server.pages.run_page import run_page
 from server.pages.words import FILTERS
+from server.web.numbers import parse_whole
 from shared.problems import NotFound, Problem, catalogue
+from shared.texts import find_unstorable
 
 __all__ = ["STATIC", "pages_router", "problem_response", "wants_html"]
 
 STATIC = Path(__file__).parent / "static"
 """Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
+
+LARGEST_NUMBER = 999_999_999
 
 RECENTLY = dt.timedelta(minutes=2)
 """A waiting client asks again at least once a minute; one that is silent for longer is not counted."""
@@ -101,7 +105,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
     @router.get("/runs/{run}")
     def one_run(run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
         return answer(
-            "run.html", lambda now: run_page(store, losses, run, now, everything=show == "everything")
+            "run.html", lambda now: run_page(store, losses, _name(run), now, everything=show == "everything")
         )
 
     @router.get("/runs/{run}/rounds/{round}")
@@ -110,7 +114,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
             "round.html",
             lambda now: round_page(
                 store,
-                run,
+                _name(run),
                 _whole(round, "round"),
                 now,
                 _whole(attempt, "attempt") if attempt else None,
@@ -132,11 +136,19 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
     return router
 
 
+def _name(text: str) -> str:
+    """A run's name in an address. What PostgreSQL cannot look up names no run."""
+    if find_unstorable(text) is not None:
+        raise NotFound(f"There is no run {text[:40]!r}.")
+    return text
+
+
 def _whole(text: str, what: str) -> int:
     """A number in an address. Anything else is no page."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+    number = parse_whole(text, LARGEST_NUMBER)
+    if number is None:
         raise NotFound(f"{text[:40]!r} is not the number of {'an' if what == 'attempt' else 'a'} {what}.")
-    return int(text)
+    return number
 
 
 def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:

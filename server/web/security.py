@@ -7,7 +7,6 @@ the coordinator busy. Hashes are compared in constant time.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -68,7 +67,7 @@ def read_viewer_password(authorization: str | None) -> str:
         return read_bearer(authorization)
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # not ASCII, not base64, or not UTF-8
         raise MissingToken("the `Authorization: Basic` header cannot be read") from None
 
 

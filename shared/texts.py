@@ -1,0 +1,47 @@
+"""Characters that no database or terminal should be given: NUL, lone surrogates, control characters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["escape_controls", "find_unstorable"]
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 but tab and line feed, C1, marks that turn the direction of writing, lone surrogates."""
+
+
+def escape_controls(text: str) -> str:
+    r"""The text with control characters written out, so that a terminal shows them and does not obey.
+
+    >>> escape_controls("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return _CONTROLS.sub(_write_out, text)
+
+
+def _write_out(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def find_unstorable(document: Any, where: str = "") -> str | None:
+    """The first place in a JSON document whose text has no form in UTF-8 or in PostgreSQL; None if all have.
+
+    Names of fields count too. The place is written with dots, as problem documents write it.
+    """
+    left = [(where, document)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, str):
+            if _UNSTORABLE.search(value):
+                return place
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                if isinstance(name, str) and _UNSTORABLE.search(name):
+                    return place
+                left.append((f"{place}.{name}".lstrip("."), item))
+        elif isinstance(value, list | tuple):
+            left.extend((f"{place}.{number}".lstrip("."), item) for number, item in enumerate(value))
+    return None
