@@ -130,9 +130,13 @@ class CoordinatorClient:
         direct = transport is not None or _is_loopback(url)
         if not direct:
             _check_proxies()
+        elif transport is None and verify is True:
+            verify = (
+                httpx.create_ssl_context()
+            )  # heeds SSL_CERT_FILE, which a client without proxies does not
         self._http = httpx.Client(
             base_url=f"{url}/api/v1",
-            verify=verify if verify is not True else httpx.create_ssl_context(),  # heeds SSL_CERT_FILE
+            verify=verify,
             transport=transport,
             timeout=_QUICK,
             follow_redirects=False,
