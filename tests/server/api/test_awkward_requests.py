@@ -73,7 +73,7 @@ def test_head_is_get_without_the_body(at: Live, site: ManualClient) -> None:
 def test_numbers_of_any_length_are_refused(at: Live, site: ManualClient) -> None:
     for answer in (
         at.http().get("/events", headers={"Last-Event-ID": DIGITS}),
-        at.http().get("/events", headers={"Last-Event-ID": "\N{SUPERSCRIPT TWO}".encode()}),
+        at.http().get("/events", headers={b"Last-Event-ID": "\N{SUPERSCRIPT TWO}".encode()}),
         at.http().get(f"/events?after={DIGITS}"),
         at.http().get(f"/runs/demo/rounds/{DIGITS}"),
         at.http().get(f"/runs/demo/rounds/1?attempt={DIGITS}"),
@@ -113,8 +113,8 @@ def test_an_authorization_that_cannot_be_read_is_refused(
     with live(database_url, tmp_path / "data", viewer_token=VIEWER) as at:
         http = at.http()
         for path in ("/runs", "/clients", "/work", f"{at.url}/", f"{at.url}/metrics"):
-            assert http.get(path, headers={"Authorization": header}).status_code == 401, path
-        assert http.post("/clients", json={}, headers={"Authorization": header}).status_code == 401
+            assert http.get(path, headers={b"Authorization": header}).status_code == 401, path
+        assert http.post("/clients", json={}, headers={b"Authorization": header}).status_code == 401
 
 
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
