@@ -50,7 +50,9 @@ def format_default(field: FieldInfo) -> str:
         return str(value.value)
     if isinstance(value, float):
         return f"{value:g}"
-    return "" if value is None or value is False or value in ((), {}) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None or value is False or value == {} else str(value)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -191,6 +191,21 @@ def check_site_data(
     raise typer.Exit(0 if check_data(settings, config, contract, _echo) else 1)
 
 
+@worker_app.command("told")
+def worker_told(
+    state: Annotated[Path, typer.Option(envvar="FEDDISCO_STATE", help="The worker's state folder.")] = Path(
+        "feddisco-worker"
+    ),
+) -> None:
+    """List all that the worker has told its coordinator about its data, oldest first."""
+    from worker.told import told_lines
+
+    if not state.is_dir():
+        raise InvalidConfiguration(f"there is no state folder at {state}.", hint="Give it with --state.")
+    for line in told_lines(state):
+        typer.echo(line)
+
+
 @app.command()
 def demo(
     config: Annotated[str, typer.Argument(help="`demo`, or a configuration file with a partition.")] = "demo",

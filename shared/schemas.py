@@ -26,6 +26,9 @@ LeftOutCounts = Annotated[
 ]
 
 
+Grade = Literal["exact", "noised"]
+
+
 class Body(BaseModel):
     """What comes in: frozen, no extra fields, finite numbers."""
 
@@ -243,6 +246,10 @@ class EnrolmentView(View):
     last_seen_at: dt.datetime | None
     last_error: str | None
     left_out: LeftOutCounts | None = Field(None, description="None: the client said nothing of it")
+    grade: Grade | None = Field(
+        None, description="how the discrepancy was disclosed; None: not said, or none yet"
+    )
+    epsilon: float | None = Field(None, description="of the noise, where the grade is noised")
 
 
 class Progress(Body):
@@ -369,6 +376,10 @@ class DiscrepancySubmission(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     metric: Metric
     value: float = Field(ge=0)
+    grade: Grade | None = Field(
+        None, description="exact, or noised at the site; None: the client does not say"
+    )
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, description="of the noise")
 
 
 # ---------------------------------------------------------------- assignments

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
@@ -110,6 +110,14 @@ def _check_proxies() -> None:
             )
 
 
+Record = Callable[[str, dict[str, Any]], None]
+"""Takes method and path of a message, and its content."""
+
+
+def _record_nothing(what: str, content: dict[str, Any]) -> None:
+    pass
+
+
 class CoordinatorClient:
     """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
 
@@ -117,6 +125,11 @@ class CoordinatorClient:
     from the usual variables, but for this machine itself: that is reached directly.
 
     Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address.
+
+
+    ``transport`` replaces the network (a test's, or an application in process); proxies are taken from
+    the usual variables when it is None. ``record`` is called with all that this
+    site tells, before it is sent.
     """
 
     def __init__(
@@ -126,6 +139,7 @@ class CoordinatorClient:
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
+        record: Record = _record_nothing,
     ) -> None:
         direct = transport is not None or _is_loopback(url)
         if not direct:
@@ -134,6 +148,8 @@ class CoordinatorClient:
             verify = (
                 httpx.create_ssl_context()
             )  # heeds SSL_CERT_FILE, which a client without proxies does not
+
+        self._record = record
         self._http = httpx.Client(
             base_url=f"{url}/api/v1",
             verify=verify,
@@ -248,9 +264,12 @@ class CoordinatorClient:
     def upload(self, run: str, round: int, report: UpdateReport, path: Path, digest: str) -> Receipt:
         """Send a finished update, streamed from its file; safe to repeat."""
         size = path.stat().st_size
+        told = report.model_dump(mode="json", exclude_none=True)
+        address = f"/runs/{run}/rounds/{round}/update"
+        self._record(f"PUT {address}", told | {"weights": digest, "bytes": size})
         response = self._http.put(
-            f"/runs/{run}/rounds/{round}/update",
-            params=report.model_dump(mode="json", exclude_none=True),
+            address,
+            params=told,
             content=_chunks(path),
             headers={
                 "Content-Type": "application/vnd.safetensors",
@@ -267,6 +286,8 @@ class CoordinatorClient:
         self, method: str, path: str, *, body: BaseModel | None = None, **options: Any
     ) -> httpx.Response:
         if body is not None:
+            if not isinstance(body, Registration | Progress):  # a token; heartbeats, every few seconds
+                self._record(f"{method} {path}", body.model_dump(mode="json", exclude_none=True))
             options["content"] = body.model_dump_json()
             options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
         return _check(self._http.request(method, quote(path), **options))

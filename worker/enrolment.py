@@ -6,17 +6,20 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shared.device import describe
-from shared.discrepancy import discrepancy
 from shared.problems import DataUnfit, IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
+from worker.disclosure import NotDisclosed, describe_answer, told_size
 from worker.faults import LocalFault, clip_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shared.config import Metric
     from shared.data import Examples
     from shared.schemas import EnrolmentView, RunView
     from worker.client import CoordinatorClient
+    from worker.disclosure import Answer, Question
+    from worker.noise import Target
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
@@ -117,10 +120,13 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
     if role is Role.TRAINER:
         _check_batches(local, site, len(examples))
+    weighting = local.view.config.weighting
+    if role is Role.TRAINER and weighting.kind == "disco":
+        _answer(local, index, weighting.metric, weighting.target, site)  # or the run is declined, now
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,
-        examples=len(examples),
+        examples=told_size(len(examples), site.settings.sizes),
         classes=local.task.classes,
         index=index,
         device=describe(site.device),
@@ -161,16 +167,27 @@ def _load_examples(local: LocalRun, site: Site, index: int | None) -> Examples:
         raise Declined(str(fault), MISFIT) from fault
 
 
+def _answer(
+    local: LocalRun, index: int | None, metric: Metric, target: Target, site: Site
+) -> tuple[Answer, Question]:
+    question = site.question(local, index, metric, target)
+    try:
+        return site.disclosures.answer(question, site.rule(local.view)), question
+    except NotDisclosed as refused:
+        raise LocalFault(refused.refusal, str(refused)) from refused
+
+
 def submit_discrepancy(
     assignment: SubmitDiscrepancy,
     local: LocalRun,
     index: int | None,
     site: Site,
     coordinator: CoordinatorClient,
-) -> float:
-    """Compute ``d_k`` from the local labels and submit it; returns it."""
-    value = discrepancy(site.count_classes(local, index), assignment.target, assignment.metric)
-    coordinator.submit_discrepancy(
-        assignment.run, DiscrepancySubmission(metric=assignment.metric, value=value)
+) -> str:
+    """Submit what this site answers about its labels; returns what was told, in a sentence."""
+    answer, question = _answer(local, index, assignment.metric, assignment.target, site)
+    submission = DiscrepancySubmission(
+        metric=answer.metric, value=answer.value, grade=answer.grade, epsilon=answer.epsilon
     )
-    return value
+    coordinator.submit_discrepancy(assignment.run, submission)
+    return describe_answer(answer, question)

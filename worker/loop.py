@@ -185,8 +185,8 @@ class Worker:
                 if self._follow_changed_data(local):
                     return
                 index = self._indexes.get(assignment.run)
-                value = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
-                self._reporter.say(f"{assignment.run}: submitted its discrepancy {value:.4f}, this once")
+                told = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
+                self._reporter.say(f"{assignment.run}: {told}")
             case Train():
                 self._train(assignment)
             case Evaluate():

@@ -20,6 +20,7 @@ from worker.loop import Backoff, Refused, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
+from worker.told import Told
 
 if TYPE_CHECKING:
     from worker.settings import WorkerSettings
@@ -62,7 +63,8 @@ def _work(
 ) -> None:
     url = _require_url(settings)
     backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    with CoordinatorClient(url, verify=load_trust(settings.ca_file), transport=transport) as coordinator:
+    told, verify = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_trust(settings.ca_file)
+    with CoordinatorClient(url, verify=verify, transport=transport, record=told.record) as coordinator:
         credential = _obtain_credential(settings, folder, coordinator, backoff)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")

@@ -11,6 +11,7 @@ from shared.schemas import Failure, UpdateReport
 from shared.training import LocalResult, Stopped
 from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.workbench import ClientTask
+from worker.disclosure import told_size
 from worker.faults import clip_text, describe_fault, local_faults
 from worker.heartbeat import Heartbeat
 from worker.progress import format_size
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
     from worker.progress import Reporter
+    from worker.settings import Sizes
     from worker.shutdown import Shutdown
     from worker.site import LocalRun, Site
 
@@ -106,7 +108,11 @@ class RoundWork:
                     self._tell_stopped(job, heartbeat)
                     return None
             return journal.record(
-                job.assignment, job.before, result.tensors, result.kept, _report(job, result)
+                job.assignment,
+                job.before,
+                result.tensors,
+                result.kept,
+                _report(job, result, self.site.settings.sizes),
             )
         except Exception as error:
             self.give_up(job.assignment, *describe_fault(error))
@@ -169,6 +175,8 @@ class RoundWork:
         with local_faults(f"{assignment.run} round {assignment.round}: scoring the model"):
             local.workbench.load_model(path)
             metrics = self._evaluate(local)
+        told = told_size(metrics.examples, self.site.settings.sizes)
+        metrics = metrics.model_copy(update={"examples": told})
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
@@ -190,11 +198,11 @@ class RoundWork:
                 batch_size //= 2
 
 
-def _report(job: _Job, result: LocalResult) -> UpdateReport:
+def _report(job: _Job, result: LocalResult, sizes: Sizes) -> UpdateReport:
     return UpdateReport(
         attempt=job.assignment.attempt,
         steps=result.steps,
-        examples=result.examples,
+        examples=told_size(result.examples, sizes),
         loss=result.loss,
         seconds=max(0.0, result.seconds),
     )

@@ -14,14 +14,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from shared.config import Partition, Slug
+from shared.config import Metric, Partition, Slug
 from shared.documents import parse_json
 from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
 
-__all__ = ["Precision", "WorkerSettings", "load"]
+__all__ = ["Disclosure", "Precision", "Sizes", "WorkerSettings", "load"]
 
+Disclosure = Literal["none", "noised", "exact"]
+Sizes = Literal["exact", "rounded"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -128,6 +130,27 @@ class WorkerSettings(BaseSettings):
     precision: Precision = Field("float32", description="Full precision, or mixed precision in 16 bits.")
     ca_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
         None, description="PEM file of the certificates to trust instead of the system's authorities."
+    )
+    disclosure: Disclosure | None = Field(
+        None,
+        description="What runs are told of this site's labels: no discrepancy (`none`), one with noise "
+        "(`noised`), or the exact one (`exact`), from which the label counts can be computed. "
+        "Without it: `noised`, and `exact` where the run's partition dealt the data.",
+    )
+    epsilon: float = Field(
+        1.0,
+        ge=0.001,
+        le=100,
+        description="With `noised`: the privacy loss of one answer. Less is more noise.",
+    )
+    metrics: Annotated[tuple[Metric, ...], NoDecode, BeforeValidator(_split_patterns)] = Field(
+        ("kl",),
+        description="By which metrics of the discrepancy runs are answered here (`kl`, `l1`, `l2`, "
+        "`cosine`); separate several with commas. Each is an answer of its own about the same labels.",
+    )
+    sizes: Sizes = Field(
+        "exact",
+        description="Whether runs are told the number of examples, or that number to two significant digits.",
     )
     wait_seconds: float = Field(
         30.0, ge=0, le=60, description="How long one request for work may stay open, in seconds (0 to 60)."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -17,6 +19,7 @@ from shared.tasks import load_task
 from shared.tasks.base import LoadCall
 from shared.tasks.loading import check_labels, load_examples
 from shared.training.workbench import Workbench
+from worker.disclosure import Disclosures, Question, Rule
 from worker.faults import local_faults
 
 if TYPE_CHECKING:
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.algorithms.base import Algorithm
+    from shared.config import Metric
     from shared.data import Examples
     from shared.schemas import TensorSpec
     from shared.tasks.base import Split, Task
+    from worker.noise import Target
     from worker.settings import WorkerSettings
 
 __all__ = ["LocalRun", "Site", "first_difference"]
@@ -57,6 +62,7 @@ class Site:
         self.device = device
         self._cache = cache
         self.say = say
+        self.disclosures = Disclosures(settings.state)
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
 
@@ -127,9 +133,36 @@ class Site:
         return local.workbench.test_examples
 
     @local_faults("counting the classes")
-    def count_classes(self, local: LocalRun, index: int | None) -> list[float]:
-        """Examples of each class of the contract; these numbers never leave the site."""
-        return local.workbench.class_counts(index)
+    def count_classes(self, local: LocalRun, index: int | None) -> tuple[int, ...]:
+        """Examples of each class of the contract. What of them may be told, worker.disclosure decides."""
+        return tuple(int(count) for count in local.workbench.class_counts(index))
+
+    def rule(self, view: RunView) -> Rule:
+        """What this site tells the run about its labels."""
+        given = self.settings
+        dealt = given.partition == "run" and view.config.partition is not None
+        grade = given.disclosure or ("exact" if dealt else "noised")
+        return Rule(grade, given.epsilon, given.metrics, dealt)
+
+    def question(self, local: LocalRun, index: int | None, metric: Metric, target: Target) -> Question:
+        """The run's question about the labels of this client's examples."""
+        counts = self.count_classes(local, index)
+        call, spec = self._splits[local.view.run, "train"][0], self.partition_for(local.view)
+        part = None if spec is None else [spec.model_dump(mode="json"), index]
+        here = [
+            call.kind.__qualname__,
+            call.fingerprint,
+            call.on_broken,
+            call.labels,
+            self.settings.task_options,
+        ]
+        return Question(
+            data=_digest([*here, part]),
+            reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
+            counts=counts,
+            metric=metric,
+            target=target,
+        )
 
     def _load(self, view: RunView, task: Task, split: Split) -> Examples:
         """The whole split, loaded once a run: data that change meanwhile count from the next run on."""
@@ -180,6 +213,10 @@ class Site:
     def _find_loaded(self, call: LoadCall) -> Examples | None:
         """What an equal call has loaded for a run that still needs it."""
         return next((examples for made, examples in self._splits.values() if made == call), None)
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def first_difference(here: Sequence[TensorSpec], there: Sequence[TensorSpec]) -> str | None:

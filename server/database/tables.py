@@ -153,6 +153,8 @@ enrolments = sa.Table(
     _column("last_error", Words, null=True),
     _column("enrolled_at", UtcDateTime),
     _column("left_out", Json, null=True, comment="numbers by reason; null: the client said nothing of it"),
+    _column("grade", sa.String(20), null=True, comment="exact or noised: how the discrepancy was disclosed"),
+    _column("epsilon", sa.Double, null=True),
     sa.UniqueConstraint("run", "index"),
 )
 

@@ -11,12 +11,14 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from shared.left_out import Reason
+from shared.schemas import EnrolmentView
 
 __all__ = [
     "ABSENT",
     "FILTERS",
     "amount",
     "digest",
+    "disclosed",
     "duration",
     "indexed",
     "left_out",
@@ -71,6 +73,13 @@ def left_out(counts: Mapping[str, int]) -> str:
     words = {reason.value: reason.words for reason in Reason}
     told = (f"{amount(number)} {words.get(reason, reason)}" for reason, number in counts.items())
     return f"left out: {', '.join(told)}"
+
+
+def disclosed(enrolment: EnrolmentView) -> str:
+    """How a client disclosed its discrepancy: ``noised, epsilon 1``."""
+    if enrolment.grade is None:
+        return "not said whether noised"
+    return "exact" if enrolment.grade == "exact" else f"noised, epsilon {enrolment.epsilon or 0:g}"
 
 
 def size(count: int | None) -> str:
@@ -181,6 +190,7 @@ FILTERS = {
     "clock": clock,
     "detail": detail,
     "digest": digest,
+    "disclosed": disclosed,
     "distance": distance,
     "duration": duration,
     "indexed": indexed,

@@ -76,7 +76,7 @@ class Enrolments:
 
     def submit_discrepancy(self, run: str, client: str, submission: DiscrepancySubmission) -> None:
         """Once; the same value again changes nothing, another one is refused."""
-        facts = DiscrepancyFacts(submission.metric, submission.value)
+        facts = DiscrepancyFacts(submission.metric, submission.value, submission.grade, submission.epsilon)
         self.runner.commit(run, DiscrepancyReceived(client), actor=client, facts=facts)
 
     def decline(self, run: str, client: str, reason: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.config import Metric
+from shared.schemas import Grade
 
 if TYPE_CHECKING:
     from shared.weighting import LedgerEntry
@@ -42,10 +43,12 @@ class EnrolmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class DiscrepancyFacts:
-    """With DiscrepancyReceived: d_k, at least 0, possibly infinite."""
+    """With DiscrepancyReceived: d_k, at least 0, possibly infinite; and how the site disclosed it."""
 
     metric: Metric
     value: float
+    grade: Grade | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

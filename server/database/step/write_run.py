@@ -109,12 +109,17 @@ def _values_from_facts(change: Change, before: Enrolment | None, after: Enrolmen
     match change.facts:
         case EnrolmentFacts(device=device, left_out=left_out):
             # other data have another discrepancy
-            forgotten = {"discrepancy": None, "discrepancy_metric": None}
+            forgotten = dict.fromkeys(("discrepancy", "discrepancy_metric", "grade", "epsilon"))
             has_other_data = before is not None and before.examples != after.examples
             told = {"device": device, "left_out": left_out, "enrolled_at": change.now}
             return told | (forgotten if has_other_data else {})
-        case DiscrepancyFacts(metric=metric, value=value):
-            return {"discrepancy": value, "discrepancy_metric": metric}
+        case DiscrepancyFacts(metric=metric, value=value, grade=grade, epsilon=epsilon):
+            return {
+                "discrepancy": value,
+                "discrepancy_metric": metric,
+                "grade": grade,
+                "epsilon": epsilon,
+            }
         case FailureFacts(code=code) if isinstance(change.event, FailureReported):
             return {"last_error": f"{code}: {change.event.reason}"}
         case UpdateFacts() if after.client in change.before.troubled:

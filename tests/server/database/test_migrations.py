@@ -125,7 +125,9 @@ def test_alembic_is_the_library_and_not_our_folder() -> None:
     assert done.stdout.split() == [head(), "(head)"], done.stderr
 
 
-def test_an_enrolment_of_schema_0001_has_said_nothing_of_what_is_left_out(empty_database_url: str) -> None:
+def test_an_enrolment_of_schema_0001_has_not_said_what_is_left_out_nor_how_it_disclosed(
+    empty_database_url: str,
+) -> None:
     upgrade(empty_database_url, "0001")
     engine = make_engine(empty_database_url)
     at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
@@ -149,8 +151,17 @@ def test_an_enrolment_of_schema_0001_has_said_nothing_of_what_is_left_out(empty_
     with engine.begin() as connection:
         (row,) = connection.execute(sa.select(enrolments))
         assert (row.left_out, row.examples, row.discrepancy, row.enrolled_at) == (None, 40, 0.5, at)
-        connection.execute(enrolments.update().values(left_out={"hidden": 2}))
+        assert (row.grade, row.epsilon) == (None, None)
+        connection.execute(enrolments.update().values(left_out={"hidden": 2}, grade="noised", epsilon=0.5))
         assert connection.scalar(sa.select(enrolments.c.left_out)) == {"hidden": 2}
+    downgrade(empty_database_url, "0002")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM enrolments"))
+        assert (older.discrepancy, "grade" in older._fields, "epsilon" in older._fields) == (
+            0.5,
+            False,
+            False,
+        )
     downgrade(empty_database_url, "0001")
     with engine.connect() as connection:
         (older,) = connection.execute(sa.text("SELECT * FROM enrolments"))

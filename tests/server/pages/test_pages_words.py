@@ -18,6 +18,7 @@ from server.pages.explain import WORDS, fallback, formula, legend, sentence, wei
 from server.pages.words import (
     amount,
     detail,
+    disclosed,
     distance,
     duration,
     indexed,
@@ -28,7 +29,16 @@ from server.pages.words import (
 )
 from server.pages.words import sentence as written
 from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting, Weighting
-from shared.schemas import EnrolmentStatus, LedgerRow, ParticipantStatus, RoundStatus, RunStatus
+from shared.schemas import (
+    EnrolmentStatus,
+    EnrolmentView,
+    Grade,
+    LedgerRow,
+    ParticipantStatus,
+    Role,
+    RoundStatus,
+    RunStatus,
+)
 from shared.weighting import Contribution, ledger
 
 # ---------------------------------------------------------------- words
@@ -248,3 +258,22 @@ def test_text_has_four_and_a_half_to_one_and_drawings_three(scheme: str) -> None
 
 def test_light_and_dark_name_the_same_colours() -> None:
     assert palette("light").keys() == palette("dark").keys()
+
+
+@pytest.mark.parametrize(
+    ("grade", "epsilon", "words"),
+    [
+        ("exact", None, "exact"),
+        ("noised", 1.0, "noised, epsilon 1"),
+        ("noised", 0.25, "noised, epsilon 0.25"),
+        (None, None, "not said whether noised"),
+    ],
+)
+def test_how_a_discrepancy_was_disclosed(grade: Grade | None, epsilon: float | None, words: str) -> None:
+    now = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    row = EnrolmentView(
+        client="north", role=Role.TRAINER, status=EnrolmentStatus.READY, index=0, examples=1,
+        discrepancy=0.1, device="cpu", reason=None, enrolled_at=now, last_seen_at=None, last_error=None,
+        grade=grade, epsilon=epsilon,
+    )  # fmt: skip
+    assert disclosed(row) == words

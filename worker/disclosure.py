@@ -1,0 +1,287 @@
+"""What this site answers about its labels: each question once, the same answer to every run that asks it.
+
+::
+
+    STATE/disclosures.json   the answers (mode 0600), there before any is sent
+
+A question is (data, metric, target). The data are known by their fingerprint, and by their label counts where
+files were only touched; so neither many runs, nor classes that nobody has, nor another order of the classes,
+bring a second draw of the noise. ``docs/privacy.md`` says what this protects against.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shared.config import Metric
+from shared.discrepancy import discrepancy
+from shared.files import PRIVATE, replace_file, storage_errors
+from shared.problems import InvalidConfiguration
+from shared.schemas import Grade
+from worker.candidates import Fits, count_fits
+from worker.noise import Target, largest, make_noise, sensitivity, shares
+
+__all__ = [
+    "REFUSALS",
+    "Answer",
+    "Disclosures",
+    "NotDisclosed",
+    "Question",
+    "Refusal",
+    "Rule",
+    "describe_answer",
+    "told_size",
+]
+
+
+class Refusal(StrEnum):
+    """Why a question is not answered."""
+
+    NOTHING_TOLD = "nothing-told"
+    OTHER_METRIC = "other-metric"
+    EMPTY_CLASS = "empty-class"
+    OTHER_TARGET = "other-target"
+    OTHER_CLASSES = "other-classes"
+
+
+REFUSALS: Final[Mapping[Refusal, str]] = {
+    Refusal.NOTHING_TOLD: "The site tells no discrepancy, which the run's weighting needs.",
+    Refusal.OTHER_METRIC: "The site does not answer by the run's metric of the discrepancy.",
+    Refusal.EMPTY_CLASS: (
+        "The run's target has a class of share 0: the discrepancy may be infinite, which no noise hides."
+    ),
+    Refusal.OTHER_TARGET: (
+        "The site has answered for another explicit target on the same data, and answers for one only."
+    ),
+    Refusal.OTHER_CLASSES: (
+        "The site has answered this on the same data with other classes or task options, and answers once."
+    ),
+}
+
+
+class NotDisclosed(Exception):
+    """The site does not answer; the message is one of ``REFUSALS``."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(REFUSALS[refusal])
+        self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What this site tells. ``dealt``: the run dealt the data, so that it knows the labels anyway."""
+
+    grade: Grade | Literal["none"]
+    epsilon: float = 1.0
+    metrics: tuple[Metric, ...] = ("kl",)
+    dealt: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A run's question, and what the answer is made of. ``counts``: one a class, in the contract's order.
+
+    ``data`` is all that this site decides about the examples, ``reading`` what the run makes of
+    them.
+    """
+
+    data: str
+    reading: str
+    counts: tuple[int, ...]
+    metric: Metric
+    target: Target
+
+    @property
+    def labels(self) -> str:
+        """The same for equal counts in any order of the classes (with their shares of the target)."""
+        if isinstance(self.target, str):
+            pairs: Sequence[object] = sorted(count for count in self.counts if count)
+        else:
+            pairs = sorted(zip(self.counts, shares(self.target, len(self.counts)), strict=True))
+        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+    @property
+    def goal(self) -> str:
+        """The target, by the shares that it consists of."""
+        if isinstance(self.target, str):
+            return "uniform"
+        return json.dumps([round(share, 12) for share in sorted(shares(self.target, len(self.counts)))])
+
+
+class Answer(BaseModel):
+    """One answer as it is kept; ``classes`` is the number of classes that it was given for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    data: str
+    reading: str
+    labels: str
+    metric: Metric
+    goal: str
+    classes: int
+    grade: Grade
+    epsilon: float | None
+    value: float
+    half_width: float = 0.0
+
+
+class _Book(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    answers: tuple[Answer, ...] = ()
+
+
+class Disclosures:
+    """The answers of the workers that share the state folder ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "disclosures.json"
+
+    def answer(self, question: Question, rule: Rule) -> Answer:
+        """The answer to send; where it is new, it is on disk before this returns.
+
+        Raises:
+            NotDisclosed: the rule, or an earlier answer, forbids it.
+            InvalidConfiguration: the file of answers cannot be read. Without it the site might answer twice.
+        """
+        check_rule(question, rule)
+        if rule.grade == "none":
+            raise NotDisclosed(Refusal.NOTHING_TOLD)
+        if rule.dealt and rule.grade == "exact":
+            return _make_answer(question, "exact", rule.epsilon)
+        with self._locked():
+            kept = self._read()
+            found = _find(question, rule, kept)
+            if found is None:
+                found = _make_answer(question, rule.grade, rule.epsilon)
+            given = _for_classes(found, question)
+            if given not in kept:
+                book = _Book(answers=(*kept, given))
+                replace_file(self._path, book.model_dump_json(indent=1).encode(), mode=PRIVATE)
+        return given
+
+    def _read(self) -> tuple[Answer, ...]:
+        try:
+            return _Book.model_validate_json(self._path.read_bytes()).answers
+        except FileNotFoundError:
+            return ()
+        except ValidationError as error:
+            raise InvalidConfiguration(
+                f"the record of what this site has told, {self._path}, cannot be read.",
+                hint="Restore it from a backup. Without it the same question would be answered anew.",
+            ) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Workers in slots of one folder answer one after the other."""
+        with storage_errors(self._folder), (self._folder / "disclosures.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def check_rule(question: Question, rule: Rule) -> None:
+    """What can be said without the earlier answers; :class:`NotDisclosed` where it is no."""
+    if rule.dealt and rule.grade == "exact":
+        return
+    if rule.grade == "none":
+        raise NotDisclosed(Refusal.NOTHING_TOLD)
+    if question.metric not in rule.metrics:
+        raise NotDisclosed(Refusal.OTHER_METRIC)
+    has_empty_class = min(shares(question.target, len(question.counts))) == 0
+    if rule.grade == "noised" and question.metric == "kl" and has_empty_class:
+        raise NotDisclosed(Refusal.EMPTY_CLASS)
+
+
+def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | None:
+    """The answer given before, at this grade; None if there is none and there may be one."""
+    epsilon = rule.epsilon if rule.grade == "noised" else None
+    asked = [
+        each
+        for each in kept
+        if (each.metric, each.grade, each.epsilon) == (question.metric, rule.grade, epsilon)
+    ]
+    for each in asked:
+        if each.labels == question.labels and each.goal == question.goal:
+            return each
+    here = [each for each in kept if each.data == question.data]
+    if question.goal != "uniform" and any(each.goal not in ("uniform", question.goal) for each in here):
+        raise NotDisclosed(Refusal.OTHER_TARGET)
+    for each in here:
+        if (each.goal, each.metric) == (question.goal, question.metric):
+            if each.reading != question.reading:
+                raise NotDisclosed(Refusal.OTHER_CLASSES)
+            if each in asked:
+                return each  # other counts by the run's seed alone, where it draws what is held out
+    return None
+
+
+def _make_answer(question: Question, grade: Grade, epsilon: float) -> Answer:
+    value, half_width = discrepancy(question.counts, question.target, question.metric), 0.0
+    if grade == "noised":
+        size, classes = sum(question.counts), len(question.counts)
+        noise = make_noise(sensitivity(question.metric, question.target, classes, size), epsilon)
+        end = largest(question.metric, question.target, classes)
+        value, half_width = min(max(noise.add(value), 0.0), end), noise.half_width
+    return Answer(
+        data=question.data,
+        reading=question.reading,
+        labels=question.labels,
+        metric=question.metric,
+        goal=question.goal,
+        classes=len(question.counts),
+        grade=grade,
+        epsilon=epsilon if grade == "noised" else None,
+        value=value,
+        half_width=half_width,
+    )
+
+
+def _for_classes(answer: Answer, question: Question) -> Answer:
+    """The same answer for a run whose contract has other classes that this site has none of.
+
+    Only the entropy of the labels is told by ``kl`` to uniform: d = ln C - H.
+    """
+    classes = len(question.counts)
+    if answer.classes == classes:
+        return answer
+    if answer.metric != "kl" or answer.goal != "uniform":
+        raise NotDisclosed(Refusal.OTHER_CLASSES)
+    if answer.grade == "exact" and answer.labels == question.labels:
+        value = discrepancy(question.counts, question.target, question.metric)
+    else:
+        value = min(max(answer.value + math.log(classes / answer.classes), 0.0), math.log(classes))
+    return answer.model_copy(update={"classes": classes, "value": value, "reading": question.reading})
+
+
+def describe_answer(answer: Answer, question: Question) -> str:
+    """For this site's log: what was told, and how many label counts it leaves open."""
+    fits = count_fits(question.counts, question.target, question.metric, answer.value, answer.half_width)
+    how = "exact" if answer.grade == "exact" else f"noised with epsilon {answer.epsilon:g}"
+    return f"told d = {answer.value:.4g}, {how}; {_words(fits)}"
+
+
+def _words(fits: Fits) -> str:
+    number = f"{fits.number:,}" if fits.all else f"at least {fits.number:,}"
+    return f"{number} label count{'s fit' if fits.number != 1 or not fits.all else ' fits'}"
+
+
+def told_size(examples: int, sizes: Literal["exact", "rounded"]) -> int:
+    """The number of examples as runs are told it: as it is, or to two significant digits, half up.
+
+    >>> told_size(4_149, "rounded"), told_size(4_150, "rounded"), told_size(97, "rounded")
+    (4100, 4200, 97)
+    """
+    if sizes == "exact":
+        return examples
+    step: int = 10 ** max(len(str(examples)) - 2, 0)
+    return (examples + step // 2) // step * step
