@@ -121,16 +121,6 @@ class WorkerSettings(BaseSettings):
         ge=0,
         description="Which part of the partition to take, from 0. Without it, the lowest free one.",
     )
-    device: str = Field(
-        "auto", description="`auto` (CUDA, then MPS, then CPU), `cpu`, `mps`, `cuda` or `cuda:N`."
-    )
-    threads: int | None = Field(
-        None, ge=1, description="CPU threads for training. Without it, PyTorch decides."
-    )
-    precision: Precision = Field("float32", description="Full precision, or mixed precision in 16 bits.")
-    ca_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
-        None, description="PEM file of the certificates to trust instead of the system's authorities."
-    )
     disclosure: Disclosure | None = Field(
         None,
         description="What runs are told of this site's labels: no discrepancy (`none`), one with noise "
@@ -151,6 +141,16 @@ class WorkerSettings(BaseSettings):
     sizes: Sizes = Field(
         "exact",
         description="Whether runs are told the number of examples, or that number to two significant digits.",
+    )
+    device: str = Field(
+        "auto", description="`auto` (CUDA, then MPS, then CPU), `cpu`, `mps`, `cuda` or `cuda:N`."
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads for training. Without it, PyTorch decides."
+    )
+    precision: Precision = Field("float32", description="Full precision, or mixed precision in 16 bits.")
+    ca_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None, description="PEM file of the certificates to trust instead of the system's authorities."
     )
     wait_seconds: float = Field(
         30.0, ge=0, le=60, description="How long one request for work may stay open, in seconds (0 to 60)."

@@ -133,9 +133,9 @@ class Site:
         return local.workbench.test_examples
 
     @local_faults("counting the classes")
-    def count_classes(self, local: LocalRun, index: int | None) -> tuple[int, ...]:
+    def count_classes(self, local: LocalRun, index: int | None) -> list[int]:
         """Examples of each class of the contract. What of them may be told, worker.disclosure decides."""
-        return tuple(int(count) for count in local.workbench.class_counts(index))
+        return [int(count) for count in local.workbench.class_counts(index)]
 
     def rule(self, view: RunView) -> Rule:
         """What this site tells the run about its labels."""
@@ -159,7 +159,7 @@ class Site:
         return Question(
             data=_digest([*here, part]),
             reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
-            counts=counts,
+            counts=tuple(counts),
             metric=metric,
             target=target,
         )

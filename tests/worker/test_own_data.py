@@ -107,8 +107,10 @@ def test_an_own_task(at: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         _create(at, _block("yaml", "name: readings"), rounds=1, min_clients=1)
         rows = np.random.default_rng(0).normal(size=(20, 12))
         lines = (",".join(map(str, [*row, int(row.sum() > 0)])) for row in rows)
-        (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
-        member = worker(at, tmp_path / "state", "north", task="ourtask:Readings", data=tmp_path)
+        data = tmp_path / "readings"  # nothing else in it: files that change are changed data
+        data.mkdir()
+        (data / "train.csv").write_text("\n".join(lines) + "\n")
+        member = worker(at, tmp_path / "state", "north", task="ourtask:Readings", data=data)
         assert member.join() == 0
     finally:
         sys.modules.pop("ourtask", None)
