@@ -72,7 +72,7 @@ def test_the_state_of_a_finished_run_is_removed_and_the_credential_kept(at: Live
     create(at, rounds=1, min_clients=1, weighting={"kind": "sizes"})
     assert worker(at, tmp_path, "site").join() == 0
     names = {path.name for path in (tmp_path / "site").rglob("*")}
-    assert names == {"credential.json", "lock", "runs"}
+    assert names == {"credential.json", "lock", "runs", "told.jsonl"}
 
 
 def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
