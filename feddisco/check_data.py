@@ -205,6 +205,6 @@ def _say_what_leaves(found: Mapping[Split, Examples], say: Callable[[str], None]
     left = ", ".join(f"{reason} {number}" for reason, number in train.left_out.counts().items()) or "none"
     say(
         f"\nWhat would leave this site: the number of examples ({len(train)}), the numbers left out "
-        f"({left}), the kind of device, the discrepancy d (noised by default) if the run asks, and in each round the "
+        f"({left}), the kind of device, the discrepancy d (by default noised), in each round the "
         "trained model, its steps, loss and duration. Not: examples or their names. See docs/privacy.md."
     )
