@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.architecture.sources import Source, calls, dotted, imports, sources, within
+from tests.architecture.sources import ROOT, Source, calls, dotted, imports, sources, within
 
 Found = Iterator[tuple[str, int]]
 """(what, line)."""
@@ -154,3 +154,9 @@ def test_the_rule_holds_and_every_exemption_is_needed(
     assert [text for name, text in found if name not in exempt] == []
     assert set(exempt) <= {name for name, _ in found}
     assert len({line for _, line in rule(Source("shared/bad.py", ast.parse(bad)))}) == len(bad.splitlines())
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Folders of tests are no packages: pytest would collect the first of two such files only."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -88,8 +88,9 @@ def test_a_proxy_with_a_password_is_not_shown(
     assert "secret" not in said
 
 
-@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1080/", f"http://127.0.0.1:{closed_port()}"])
-def test_this_machine_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+@pytest.mark.parametrize("scheme", ["socks", "http"])
+def test_this_machine_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    proxy = f"{scheme}://127.0.0.1:{closed_port()}"
     monkeypatch.setenv("ALL_PROXY", proxy)
     monkeypatch.setenv("HTTP_PROXY", proxy)
     with http_server(lambda _: Answer(200, b"[]")) as url:
