@@ -61,7 +61,7 @@ def test_d1_tif_counts_and_what_is_left_out_is_on_the_page(at: Live, tmp_path: P
         min_clients=1,
         weighting={"kind": "disco"},
     )
-    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    member = worker(at, tmp_path, "north", task="imagefolder", disclosure="exact", data=data)
     assert member.join() == 0
     row = row_of(at, "skin", "north")
     assert (row["examples"], row["discrepancy"]) == (40, 0)
