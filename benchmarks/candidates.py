@@ -14,7 +14,7 @@ from worker.candidates import count_fits
 from worker.noise import largest, make_noise, sensitivity
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "privacy" / "candidates.jsonl"
-SITES = {
+SITES: dict[int, list[tuple[int, ...]]] = {
     2: [(20, 40), (60, 200)],
     4: [(5, 10, 20, 25), (20, 40, 100, 100)],
     10: [(1, 2, 3, 4, 5, 6, 7, 8, 10, 14), (2, 5, 8, 12, 18, 25, 30, 40, 50, 70)],

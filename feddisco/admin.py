@@ -50,7 +50,9 @@ class AdminClient(CoordinatorClient):
         return _ROUNDS.validate_json(self._call("GET", f"/runs/{run}/rounds").content)
 
     def create(self, request: RunRequest) -> RunView:
-        return self._json(RunView, "POST", "/runs", body=request)
+        """Waits for minutes: a coordinator that has just started imports PyTorch to build the model."""
+        timeout = httpx.Timeout(10.0, read=180.0)
+        return self._json(RunView, "POST", "/runs", body=request, timeout=timeout)
 
     def control(self, run: str, action: str, reason: str = "") -> RunView:
         return self._json(RunView, "POST", f"/runs/{run}/{action}", body=ControlRequest(reason=reason))

@@ -46,7 +46,8 @@ class DataWatch:
         try:
             self.site.reload_data(local)
         except (InvalidConfiguration, LocalFault):
-            return True  # why, is said when it enrols anew
+            # why, is said when it enrols anew; with no mark to compare with, the round fails and says it
+            return mark is not None
         if (
             mark is None or examples == self.site.loaded_data_mark(local)[1]
         ):  # None: an older program enrolled

@@ -72,7 +72,8 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
     rest = re.findall(r"-m benchmarks\.(\w+ --.+)", recipe[1])
     assert {*parts[1].split(), *rest} == set(SHORT)
     modules = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "__main__" in p.read_text("utf-8")}
-    assert modules == {name.split()[0] for name in SHORT} == set(LONG)
+    counting = {"candidates"}  # the table of docs/privacy.md: counts, not seconds (test_candidates)
+    assert modules - counting == {name.split()[0] for name in SHORT} == set(LONG)
 
 
 @pytest.mark.parametrize("name", SHORT)
