@@ -239,7 +239,8 @@ class EngineLoop:
 
 def measure(folder: Path, given: RunConfig, source: Path | None, processes: int) -> dict[str, Any]:
     """The rounds of the configuration, of which the first warms up; with several processes as well as one."""
-    specs = {kernels: WorkbenchSpec.of(given, source, kernels=kernels) for kernels in get_args(KernelsName)}
+    cache = folder / "cache"  # what one process has decoded, the others read
+    specs = {kernels: WorkbenchSpec.of(given, source, cache, kernels) for kernels in get_args(KernelsName)}
     workbenches = {kernels: spec.build() for kernels, spec in specs.items()}
     with ExitStack() as opened:
         plain = {PLAIN: PlainLoop(specs["torch"], None)}
