@@ -17,6 +17,7 @@ from experiments.tables import HERE, Table, available, load_table, settings
 from experiments.theory_page import theory_page
 from shared.config import Frozen
 from shared.documents import parse_yaml
+from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
@@ -198,14 +199,14 @@ def write_page(table: Table, results: Path, docs: Path) -> Path:
     else:
         text, _ = exploration.exploration_page(table, results, folder)
     page = folder / f"{table.name}.md"
-    page.write_text(text, encoding="utf-8")
+    replace_file(page, text.encode())
     return page
 
 
 def write_overview(results: Path, docs: Path) -> None:
     """Write ``docs/results.md``: what was measured, and every table with its state."""
     entries = [_entry(table, results) for table in map(load_table, available())]
-    (docs / "results.md").write_text(overview(entries), encoding="utf-8")
+    replace_file(docs / "results.md", overview(entries).encode())
 
 
 def _entry(table: Table, results: Path) -> Entry:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddisco.admin import AdminClient
+from shared.files import replace_file
 from shared.schemas import RoundStatus, RoundView
 from shared.versions import describe_machine, find_versions
 
@@ -30,7 +31,7 @@ def write_record(client: AdminClient, run: str, path: Path) -> None:
         "rounds": [_describe_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _describe_round(view: RoundView) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+from shared.files import replace_file
+
 FOLDER = Path(__file__).parents[2] / "docs" / "cifar10-service"
 RUNS = {"cifar10-fedprox-disco": "FedProx + Disco", "cifar10-fedavg": "FedAvg"}
 
@@ -24,7 +26,7 @@ def main() -> None:
     runs = {title: json.loads((FOLDER / f"{name}.json").read_text()) for name, title in RUNS.items()}
     _figure(runs)
     parts = [_head(runs), _curves_table(runs), _ledger(runs["FedProx + Disco"]), _categories(runs)]
-    (FOLDER / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    replace_file(FOLDER / "README.md", ("\n\n".join(parts) + "\n").encode())
 
 
 def _accuracies(run: dict[str, Any]) -> list[float]:
