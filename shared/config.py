@@ -7,11 +7,17 @@ Extra fields are refused; every message names the field and the value received.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from shared.discrepancy import Metric
+from shared.frozen import Frozen
 from shared.presets import expanded
+from shared.weightings import AnyWeighting as Weighting
+from shared.weightings.disco import DiscoWeighting
+from shared.weightings.sizes import SizesWeighting
+from shared.weightings.uniform import UniformWeighting
 
 __all__ = [
     "AlgorithmChoice",
@@ -19,6 +25,7 @@ __all__ = [
     "Draws",
     "Frozen",
     "LocalTraining",
+    "Metric",
     "Partition",
     "RunConfig",
     "SizesWeighting",
@@ -30,62 +37,11 @@ __all__ = [
 Slug = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")
 ]
-Metric = Literal["kl", "l1", "l2", "cosine"]
 Draws = Literal["seeded", "feddisco-release"]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 _RELEASE_ROUNDS = 10_000
 """Each draw repeats those before it."""
 _AMOUNTS = ("epochs", "steps", "steps_range")
-
-
-class Frozen(BaseModel):
-    """Base of all configuration: immutable, no extra fields, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class SizesWeighting(Frozen):
-    """Weights in proportion to the number of examples (FedAvg, McMahan et al. 2017)."""
-
-    needs_discrepancy: ClassVar[bool] = False
-
-    kind: Literal["sizes"] = "sizes"
-
-
-class UniformWeighting(Frozen):
-    """The same weight for every client of the round."""
-
-    needs_discrepancy: ClassVar[bool] = False
-
-    kind: Literal["uniform"] = "uniform"
-
-
-class DiscoWeighting(Frozen):
-    """FedDisco (Ye et al., ICML 2023, eq. 6): ``p_k = ReLU(n_k - a d_k + b) / sum``."""
-
-    needs_discrepancy: ClassVar[bool] = True
-
-    kind: Literal["disco"] = "disco"
-    a: float = Field(0.5, ge=0, description="how much a discrepancy costs")
-    b: float = Field(0.1, description="what every client is given")
-    metric: Metric = "kl"
-    normalise: Literal["round", "all_clients", "none"] = Field(
-        "round", description="over whom the discrepancies (and sizes) are made to sum to one"
-    )
-    on_all_zero: Literal["sizes", "uniform", "raise"] = "sizes"
-    target: Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        "uniform", description="the label distribution to be near to: uniform, or one share a class"
-    )
-
-    @field_validator("target")
-    @classmethod
-    def _target_has_mass(cls, target: str | tuple[float, ...]) -> str | tuple[float, ...]:
-        if not isinstance(target, str) and (len(target) < 2 or sum(target) <= 0):
-            raise ValueError("an explicit target needs at least two shares, not all zero")
-        return target
-
-
-Weighting = Annotated[SizesWeighting | UniformWeighting | DiscoWeighting, Field(discriminator="kind")]
 
 
 class AlgorithmChoice(Frozen):

@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import Metric
 from shared.problems import InvalidConfiguration, InvalidRequest
 
-__all__ = ["discrepancy"]
+__all__ = ["Metric", "discrepancy"]
 
+Metric = Literal["kl", "l1", "l2", "cosine"]
 Distribution = NDArray[np.float64]
 
 

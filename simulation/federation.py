@@ -32,7 +32,7 @@ from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
 from shared.training.workbench import ClientTask
-from shared.weighting import Contribution, ledger
+from shared.weightings import Contribution, ledger
 from shared.wire.tensors import state_of
 from simulation.jobs import Job
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shared.aggregation import Aggregated
     from shared.config import RunConfig
     from shared.training.workbench import Workbench
-    from shared.weighting import LedgerEntry
+    from shared.weightings import LedgerEntry
     from shared.wire import Written
     from simulation.engines import Engine
     from simulation.jobs import ClientResult
@@ -144,10 +144,10 @@ class Federation:
             )
 
     def _discrepancy(self, index: int) -> float | None:
-        weighting = self.config.weighting
-        if weighting.kind != "disco" or not self._sizes[index]:
+        asked = self.config.weighting.discrepancy
+        if asked is None or not self._sizes[index]:
             return None
-        return discrepancy(self._workbench.class_counts(index), weighting.target, weighting.metric)
+        return discrepancy(self._workbench.class_counts(index), asked.target, asked.metric)
 
     # ------------------------------------------------------------ a round
 

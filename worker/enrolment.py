@@ -120,9 +120,9 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
     if role is Role.TRAINER:
         _check_batches(local, site, len(examples))
-    weighting = local.view.config.weighting
-    if role is Role.TRAINER and weighting.kind == "disco":
-        _answer(local, index, weighting.metric, weighting.target, site)  # or the run is declined, now
+    asked = local.view.config.weighting.discrepancy
+    if role is Role.TRAINER and asked is not None:
+        _answer(local, index, asked.metric, asked.target, site)  # or the run is declined, now
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,

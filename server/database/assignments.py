@@ -13,7 +13,6 @@ from server.database.session import Reading
 from server.database.step.load import load
 from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
 from server.lifecycle.views import waiting_for
-from shared.config import DiscoWeighting
 from shared.schemas import (
     Assignment,
     Enrol,
@@ -120,9 +119,9 @@ def next_assignment(connection: Reading, client: str, configs: Configs) -> Assig
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
     for row in enrolled:
         if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.is_terminal:
-            weighting = configs.of(connection, row.run).weighting
-            if isinstance(weighting, DiscoWeighting):
-                return SubmitDiscrepancy(run=row.run, metric=weighting.metric, target=weighting.target)
+            asked = configs.of(connection, row.run).weighting.discrepancy
+            if asked is not None:
+                return SubmitDiscrepancy(run=row.run, metric=asked.metric, target=asked.target)
     return None
 
 

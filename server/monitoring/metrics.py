@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from server.lifecycle.effects import Effect, Record
-from shared.weighting import LedgerEntry
+from shared.weightings import LedgerEntry
 
 __all__ = ["CONTENT_TYPE", "Telemetry"]
 

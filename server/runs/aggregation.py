@@ -17,7 +17,7 @@ from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
 from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
 from shared.algorithms.base import UpdateInfo
-from shared.weighting import Contribution, LedgerEntry
+from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
 
 __all__ = ["Aggregation", "close_stored"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.algorithms.base import UpdateInfo
 from shared.config import RunConfig
 from shared.schemas import TensorSpec
-from shared.weighting import Contribution, LedgerEntry, ledger
+from shared.weightings import Contribution, LedgerEntry, ledger
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated

@@ -68,7 +68,7 @@ def test_checking_a_configuration_needs_no_torch() -> None:
     """The coordinator answers POST /runs, and starts, without importing it."""
     code = (
         "import sys; from shared.algorithms import *; from shared.config import AlgorithmChoice; "
-        "import shared.aggregation, shared.weighting, shared.discrepancy; "
+        "import shared.aggregation, shared.weightings, shared.discrepancy; "
         "[load_algorithm(AlgorithmChoice(name=n)) for n in available()]; sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ def texts() -> list[Path]:
 def test_every_path_that_is_named_exists() -> None:
     found = {str(path.relative_to(ROOT)): missing(path.read_text(encoding="utf-8")) for path in texts()}
     assert {name: paths for name, paths in found.items() if paths} == {}
-    assert missing("see `tests/server/test_gone.py`, shared/weighting.py and docs/decisions/0004") == [
+    assert missing("see `tests/server/test_gone.py`, shared/seeds.py and docs/decisions/0004") == [
         "tests/server/test_gone.py"
     ]
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {  # docs/architecture.md says the same
 }
 WEB = ("fastapi", "starlette", "uvicorn", "httpx", "jinja2", "server.api", "server.pages", "server.web")
 LIGHT = (
-    *("shared.config", "shared.schemas", "shared.problems", "shared.seeds", "shared.weighting"),
+    *("shared.config", "shared.schemas", "shared.problems", "shared.seeds", "shared.weightings"),
     *("shared.discrepancy", "shared.wire.header", "shared.wire.validation"),
     *("worker.main", "worker.loop", "worker.faults", "worker.diagnose"),
 )
@@ -74,7 +74,7 @@ FORBIDDEN: list[tuple[tuple[str, ...], tuple[str, ...], dict[str, str], str]] = 
         {},
         "def f():\n    import time\nfrom httpx import Client",
     ),
-    (("shared/weighting.py",), ("shared.algorithms",), {}, "from shared.algorithms import load_algorithm"),
+    (("shared/weightings",), ("shared.algorithms",), {}, "from shared.algorithms import load_algorithm"),
 ]
 
 

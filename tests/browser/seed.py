@@ -27,7 +27,7 @@ from server.lifecycle.events import (
 from server.web.security import hash_token
 from shared.config import RunConfig
 from shared.schemas import Metrics, Progress, Role, TensorKind, TensorSpec
-from shared.weighting import Contribution, ledger
+from shared.weightings import Contribution, ledger
 
 DIGITS = tuple(str(digit) for digit in range(10))
 LESIONS = (

@@ -30,7 +30,7 @@ from shared.config import (
 from shared.data import Examples
 from shared.discrepancy import discrepancy
 from shared.training import train
-from shared.weighting import Contribution, ledger
+from shared.weightings import Contribution, ledger
 from shared.wire.tensors import manifest_of, state_of
 
 DATA: dict[str, Any] = yaml.safe_load(

@@ -25,7 +25,7 @@ from server.lifecycle.events import (
 from server.lifecycle.machine import Decision
 from shared.config import RunConfig
 from shared.schemas import Role, TensorSpec
-from shared.weighting import LedgerEntry
+from shared.weightings import LedgerEntry
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 RUN = "hospitals"

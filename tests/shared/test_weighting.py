@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting
 from shared.problems import InvalidRequest, WeightlessRound
-from shared.weighting import Contribution, ledger, weights
+from shared.weightings import Contribution, ledger
+from shared.weightings.disco import weights
 
 VECTORS: dict[str, dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "weighting_vectors.yaml").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from shared.config import Metric
 from shared.schemas import Grade
 
 if TYPE_CHECKING:
-    from shared.weighting import LedgerEntry
+    from shared.weightings import LedgerEntry
 
 __all__ = [
     "AggregationFacts",

@@ -16,7 +16,7 @@ from server.database.step.write_run import write
 from server.database.tables import participants
 from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
 from server.lifecycle.machine import Decision, decide
-from shared.config import DiscoWeighting, RunConfig
+from shared.config import RunConfig
 from shared.problems import DiscrepancyAlreadySubmitted, InvalidRequest
 from shared.schemas import EnrolmentStatus
 
@@ -81,11 +81,11 @@ def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived
 def _is_same_discrepancy(
     before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts, config: RunConfig
 ) -> bool:
-    weighting = config.weighting
-    if isinstance(weighting, DiscoWeighting) and facts.metric != weighting.metric:
+    asked = config.weighting.discrepancy
+    if asked is not None and facts.metric != asked.metric:
         raise InvalidRequest(
             f"the discrepancy is measured by {facts.metric!r}, run {before.run.id!r} asks for"
-            f" {weighting.metric!r}",
+            f" {asked.metric!r}",
             hint="Compute it with the metric of the assignment.",
         )
     stored = before.discrepancies.get(event.client)

@@ -16,7 +16,7 @@ from server.lifecycle.views import relative_sizes
 from shared.schemas import ParticipantStatus, RoundStatus
 
 if TYPE_CHECKING:
-    from shared.weighting import LedgerEntry
+    from shared.weightings import LedgerEntry
 
 __all__ = ["round_statements"]
 

@@ -25,7 +25,7 @@ from server.lifecycle.events import (
     StopRequested,
 )
 from shared.schemas import Role
-from shared.weighting import Contribution, ledger
+from shared.weightings import Contribution, ledger
 from tests.browser import seed
 from tests.helpers.page_reading import client_on
 from tests.server.api.test_documentation import described

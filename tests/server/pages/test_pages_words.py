@@ -39,7 +39,7 @@ from shared.schemas import (
     RoundStatus,
     RunStatus,
 )
-from shared.weighting import Contribution, ledger
+from shared.weightings import Contribution, ledger
 
 # ---------------------------------------------------------------- words
 

@@ -1,59 +1,78 @@
-"""Aggregation weights: sizes, uniform, or FedDisco's discrepancy-aware ones.
+"""Disco: weights by size and by how far a client's label distribution is from the target.
 
 FedDisco (Ye et al., ICML 2023, eq. 6): ``p_k = ReLU(n_k - a d_k + b) / sum``. The paper does not say
 that ``d_k`` is normalised to sum to one over the round; the released code does it, and only so are
-the published a and b usable. Knows no algorithm: any algorithm takes any of these weights.
+the published a and b usable.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 
-from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting
+from shared.discrepancy import Metric
 from shared.problems import InvalidRequest, WeightlessRound
+from shared.weightings.base import (
+    Contribution,
+    Discrepancy,
+    LedgerEntry,
+    Need,
+    Target,
+    Vector,
+    Weighed,
+    Weighting,
+    WeightingRound,
+    make_entry,
+    make_shares,
+    sizes_of,
+)
 
-__all__ = ["Contribution", "LedgerEntry", "ledger", "weights"]
+__all__ = ["DiscoWeighting", "weights"]
 
-Vector = NDArray[np.float64]
 Normalise = Literal["round", "none", "all_clients"]
 OnAllZero = Literal["sizes", "uniform", "raise"]
 
 
-@dataclass(frozen=True)
-class Contribution:
-    """What weighting knows of a client; ``discrepancy`` is the raw d_k (may be ``inf``; None: not given)."""
+class DiscoWeighting(Weighting):
+    """FedDisco (Ye et al., ICML 2023, eq. 6): ``p_k = ReLU(n_k - a d_k + b) / sum``."""
 
-    index: int
-    examples: int
-    discrepancy: float | None
+    citation: ClassVar[str] = (
+        "Ye, Xu, Wang, Xu, Chen, Wang: FedDisco: Federated Learning with Discrepancy-Aware Collaboration. "
+        "ICML 2023."
+    )
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.NUMBER})
 
+    kind: Literal["disco"] = "disco"
+    a: float = Field(0.5, ge=0, description="how much a discrepancy costs")
+    b: float = Field(0.1, description="what every client is given")
+    metric: Metric = "kl"
+    normalise: Normalise = Field(
+        "round", description="over whom the discrepancies (and sizes) are made to sum to one"
+    )
+    on_all_zero: OnAllZero = "sizes"
+    target: Target = Field(
+        "uniform", description="the label distribution to be near to: uniform, or one share a class"
+    )
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """Why one client got its weight: a row of the round's ledger.
+    @field_validator("target")
+    @classmethod
+    def _target_has_mass(cls, target: Target) -> Target:
+        if not isinstance(target, str) and (len(target) < 2 or sum(target) <= 0):
+            raise ValueError("an explicit target needs at least two shares, not all zero")
+        return target
 
-    ``size_share`` is n_k and ``discrepancy_share`` the d_k as they enter ``score`` = n_k - a d_k + b (None
-    for weightings without a score); ``weight`` is p_k; ``size_weight`` is what plain sizes would have
-    given. ``included`` is False for a client that could not take part in the weighting at all;
-    ``reason`` is a sentence whenever the weight is 0.
-    """
+    @property
+    def discrepancy(self) -> Discrepancy:
+        return Discrepancy(self.metric, self.target)
 
-    index: int
-    examples: int
-    included: bool
-    reason: str | None
-    size_share: float | None
-    discrepancy: float | None
-    discrepancy_share: float | None
-    score: float | None
-    weight: float
-    size_weight: float
+    def weigh(self, round: WeightingRound) -> Weighed:
+        return Weighed(_weigh(self, round))
 
 
 def weights(
@@ -85,7 +104,7 @@ def weights(
     [0.625, 0.3125, 0.0625]
     """
     sizes, distances, here = _checked(n, d, a, b, present)
-    size_shares = _shares(sizes)
+    size_shares = make_shares(sizes)
     scores = _scores(size_shares, _normalised(distances, normalise), a, b)
     return _from_scores(scores, size_shares, here & np.isfinite(distances), clip, on_all_zero)
 
@@ -115,22 +134,12 @@ def _checked(
     return sizes, distances, here
 
 
-def _shares(values: Vector) -> Vector:
-    """``values / sum(values)``, exactly the same bits in any order (``fsum`` rounds once)."""
-    largest = float(values.max(initial=0.0))
-    if largest == 0:
-        return np.zeros_like(values)
-    # A power of two changes no digit and keeps the sum of huge numbers finite.
-    scaled = np.ldexp(values, -math.frexp(largest)[1])
-    return scaled / math.fsum(scaled)
-
-
 def _normalised(distances: Vector, normalise: Normalise) -> Vector:
     if normalise == "none":
         return distances
     finite = np.isfinite(distances)
     shares = np.full_like(distances, np.inf)
-    shares[finite] = _shares(distances[finite])
+    shares[finite] = make_shares(distances[finite])
     return shares
 
 
@@ -151,7 +160,7 @@ def _from_scores(
     kept = np.where(usable, scores, 0.0)
     largest = float(np.abs(kept).max(initial=0.0))
     if largest > 0 and math.fsum(kept / largest) > 0:
-        return _shares(kept) if clip else kept / math.fsum(kept)
+        return make_shares(kept) if clip else kept / math.fsum(kept)
     if on_all_zero == "raise":
         raise WeightlessRound(
             "no client's score n_k - a d_k + b is above zero",
@@ -163,76 +172,17 @@ def _from_scores(
             "every client of the round that has examples holds a class whose target share is 0",
             hint="Give that class a share in the weighting's target.",
         )
-    return _shares(instead)
+    return make_shares(instead)
 
 
-def ledger(
-    weighting: SizesWeighting | UniformWeighting | DiscoWeighting,
-    arrived: Sequence[Contribution],
-    all_clients: Sequence[Contribution],
-) -> tuple[LedgerEntry, ...]:
-    """The round's weights with their reasons, one row for each update that arrived, by index.
-
-    The one function that coordinator and simulation call. ``all_clients`` (every trainer enrolled)
-    matters to ``normalise="all_clients"`` alone. When nobody can be given a weight, all weights are 0.
-
-    >>> arrived = [Contribution(0, 30, None), Contribution(1, 10, None)]
-    >>> [row.weight for row in ledger(SizesWeighting(), arrived, [])]
-    [0.75, 0.25]
-    """
-    needs_discrepancy = weighting.needs_discrepancy
-    rows = sorted(arrived, key=lambda row: row.index)
-    taken = [row for row in rows if _refusal(row, needs_discrepancy) is None]
-    size_weights = dict(zip((r.index for r in taken), _shares(_sizes(taken)).tolist(), strict=True))
-    if isinstance(weighting, DiscoWeighting):
-        entries = _disco(weighting, taken, all_clients, size_weights)
-    else:
-        uniform = isinstance(weighting, UniformWeighting)
-        given = _shares(np.ones(len(taken))).tolist() if uniform else list(size_weights.values())
-        entries = [
-            _entry(row, size_weights[row.index], weight) for row, weight in zip(taken, given, strict=True)
-        ]
-    by_index = {entry.index: entry for entry in entries}
-    return tuple(by_index.get(row.index) or _excluded(row, needs_discrepancy) for row in rows)
-
-
-def _refusal(row: Contribution, needs_discrepancy: bool) -> str | None:
-    if row.examples == 0:
-        return "no examples"
-    if needs_discrepancy and row.discrepancy is None:
-        return "no discrepancy submitted"
-    return None
-
-
-def _excluded(row: Contribution, needs_discrepancy: bool) -> LedgerEntry:
-    reason = _refusal(row, needs_discrepancy)
-    return LedgerEntry(row.index, row.examples, False, reason, None, row.discrepancy, None, None, 0.0, 0.0)
-
-
-def _entry(row: Contribution, size_share: float, weight: float) -> LedgerEntry:
-    return LedgerEntry(
-        row.index, row.examples, True, None, size_share, row.discrepancy, None, None, weight, size_share
-    )
-
-
-def _sizes(rows: Sequence[Contribution]) -> Vector:
-    return np.array([row.examples for row in rows], dtype=np.float64)
-
-
-def _disco(
-    weighting: DiscoWeighting,
-    taken: Sequence[Contribution],
-    all_clients: Sequence[Contribution],
-    size_weights: dict[int, float],
-) -> list[LedgerEntry]:
-    if not taken:
-        return []
-    pool = {row.index: row for row in taken}
+def _weigh(weighting: DiscoWeighting, round: WeightingRound) -> list[LedgerEntry]:
+    size_weights = {row.index: n for row, n in zip(round.taken, round.size_shares.tolist(), strict=True)}
+    pool = {row.index: row for row in round.taken}
     if weighting.normalise == "all_clients":
-        pool = {row.index: row for row in all_clients if _refusal(row, True) is None} | pool
+        pool = {row.index: row for row in round.everyone if _counts(row)} | pool
     rows = [pool[index] for index in sorted(pool)]
     arrived = np.array([row.index in size_weights for row in rows])
-    size_shares = _shares(_sizes(rows))
+    size_shares = make_shares(sizes_of(rows))
     raw = np.array([row.discrepancy for row in rows], dtype=np.float64)
     shares = _normalised(raw, weighting.normalise)
     scores = _scores(size_shares, shares, weighting.a, weighting.b)
@@ -243,20 +193,22 @@ def _disco(
     fell_back = not np.any(scores[arrived] > 0)
     return [
         replace(
-            _entry(row, size_weights[row.index], float(given[at])),
+            make_entry(row, size_weights[row.index], float(given[at])),
             size_share=float(size_shares[at]),
             discrepancy_share=float(shares[at]),
             score=float(scores[at]),
-            reason=_disco_reason(
-                weighting.on_all_zero, float(scores[at]), fell_back, not math.isfinite(raw[at])
-            ),
+            reason=_explain(weighting.on_all_zero, float(scores[at]), fell_back, not math.isfinite(raw[at])),
         )
         for at, row in enumerate(rows)
         if arrived[at]
     ]
 
 
-def _disco_reason(on_all_zero: OnAllZero, score: float, fell_back: bool, infinite: bool) -> str | None:
+def _counts(row: Contribution) -> bool:
+    return row.examples > 0 and row.discrepancy is not None
+
+
+def _explain(on_all_zero: OnAllZero, score: float, fell_back: bool, infinite: bool) -> str | None:
     if fell_back and not infinite:
         instead = {
             "sizes": "sizes decide instead",

@@ -1,0 +1,27 @@
+"""Uniform: every client counts the same."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from shared.weightings.base import Weighed, Weighting, WeightingRound, make_entry, make_shares
+
+__all__ = ["UniformWeighting"]
+
+
+class UniformWeighting(Weighting):
+    """The same weight for every client of the round."""
+
+    citation: ClassVar[str] = (
+        "Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
+        "Regularization. ICLR 2021."
+    )
+
+    kind: Literal["uniform"] = "uniform"
+
+    def weigh(self, round: WeightingRound) -> Weighed:
+        weights = make_shares(np.ones(len(round.taken))).tolist()
+        columns = zip(round.taken, round.size_shares.tolist(), weights, strict=True)
+        return Weighed([make_entry(row, n, p) for row, n, p in columns])
