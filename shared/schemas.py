@@ -305,6 +305,16 @@ class EvaluationView(Metrics):
     at: dt.datetime
 
 
+class Sums(View):
+    """What a client reads of the others in a round or run: only sums, and none over fewer than three."""
+
+    clients: int = Field(description="trainers invited to the round; of a run: trainers that take part")
+    arrived: int | None = Field(None, description="updates that have arrived")
+    included: int | None = Field(None, description="updates in the model")
+    examples: int | None = Field(None, description="of the updates in the model; of a run: of all trainers")
+    loss: float | None = Field(None, description="mean training loss over the examples in the model")
+
+
 class RoundView(View):
     run: str
     round: int
@@ -317,8 +327,9 @@ class RoundView(View):
     completed_at: dt.datetime | None
     model: str | None = Field(None, description="digest of the model this round made")
     scored_model: str | None = None
-    ledger: tuple[LedgerRow, ...]
-    evaluations: tuple[EvaluationView, ...]
+    ledger: tuple[LedgerRow, ...] = Field(description="for a client: its own row")
+    evaluations: tuple[EvaluationView, ...] = Field(description="for a client: its own")
+    sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
 
 
 class RunView(RunSummary):
@@ -327,9 +338,11 @@ class RunView(RunSummary):
     manifest: tuple[TensorSpec, ...]
     initial_model: str
     model: str = Field(description="digest of the newest global model")
-    enrolments: tuple[EnrolmentView, ...]
+    enrolments: tuple[EnrolmentView, ...] = Field(description="for a client: its own")
+    taken_indexes: tuple[int, ...] = Field((), description="in use, also by clients that have left")
     current_round: RoundView | None
     waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
+    sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
 
 
 class EventView(View):
@@ -459,7 +472,9 @@ class Receipt(View):
     digest: str
     bytes: int
     received_at: dt.datetime
-    row: LedgerRow | None = Field(None, description="after the round: the client's row of the ledger")
+    row: LedgerRow | None = Field(
+        None, description="after the round: the client's row of the ledger, as the client may read it"
+    )
 
 
 class Failure(Body):

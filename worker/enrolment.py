@@ -12,11 +12,11 @@ from worker.disclosure import NotDisclosed, describe_answer, told_size
 from worker.faults import LocalFault, clip_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from shared.config import Metric
     from shared.data import Examples
-    from shared.schemas import EnrolmentView, RunView
+    from shared.schemas import RunView
     from worker.client import CoordinatorClient
     from worker.disclosure import Answer, Question
     from worker.noise import Target
@@ -99,7 +99,7 @@ def _choose_index(view: RunView, site: Site) -> int | None:
     if spec is None:
         return index
     if index is None:
-        index = lowest_free(view.enrolments)
+        index = lowest_free(view.taken_indexes)
     if index >= spec.clients:
         raise Declined(
             f"all {spec.clients} parts of the partition are taken, or index {index} is none of them"
@@ -107,9 +107,8 @@ def _choose_index(view: RunView, site: Site) -> int | None:
     return index
 
 
-def lowest_free(enrolments: Iterable[EnrolmentView]) -> int:
-    """The lowest index that no enrolment holds (one that a client left behind stays its own)."""
-    taken = {enrolment.index for enrolment in enrolments}
+def lowest_free(taken: Collection[int]) -> int:
+    """The lowest index that no client holds (one that a client left behind stays its own)."""
     return next(index for index in range(len(taken) + 1) if index not in taken)
 
 

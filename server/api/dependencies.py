@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 from server.coordinator import Coordinator as Parts
 from server.web.security import read_bearer
 
-__all__ = ["Admin", "Client", "ClientOrAdmin", "Coordinator", "Viewer"]
+__all__ = ["Admin", "Client", "ClientOrAdmin", "Coordinator", "Reader", "Viewer"]
 
 
 async def _get_coordinator(request: Request) -> Parts:
@@ -53,6 +53,15 @@ async def _require_client_or_admin(
     return await coordinator.guard.require_client_or_admin(read_bearer(request.headers.get("authorization")))
 
 
+async def _require_reader(
+    coordinator: Coordinator,
+    request: Request,
+    _client: Annotated[Any, _CLIENT],
+    _viewer: Annotated[Any, _VIEWER],
+) -> str | None:
+    return await coordinator.guard.require_reader(request.headers.get("authorization"))
+
+
 async def _require_viewer(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
 ) -> None:
@@ -65,5 +74,7 @@ Client = Annotated[str, Depends(_require_client)]
 """The id of the client whose token came."""
 ClientOrAdmin = Annotated[str | None, Depends(_require_client_or_admin)]
 """The client's id, None for the admin."""
+Reader = Annotated[str | None, Depends(_require_reader)]
+"""Who reads: a client's id, which reads its own (``server.runs.client_views``); None: all."""
 Viewer = Depends(_require_viewer)
-"""For ``dependencies=[Viewer]``: reading is open to everybody unless there is a viewer token."""
+"""For ``dependencies=[Viewer]``: what no client reads, because it shows all of them."""

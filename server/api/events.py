@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from server.api.dependencies import Coordinator, Viewer
+from server.api.dependencies import Coordinator, Reader
 from server.api.documents import RunId
+from server.runs.client_views import event_for, is_progress_for
 from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest
 
-router = APIRouter(tags=["events"], dependencies=[Viewer])
+router = APIRouter(tags=["events"])
 
 BATCH = 200
 RETRY_MILLISECONDS = 2000
@@ -47,31 +48,42 @@ Start = Annotated[int, Depends(_read_start)]
 
 
 @router.get("/events", response_class=EventSourceResponse)
-async def all_events(coordinator: Coordinator, start: Start) -> AsyncIterable[ServerSentEvent]:
-    """Events of all runs: the past ones, all or those after a given one, then each new one at once."""
-    async for event in _follow(coordinator, None, start):
+async def all_events(
+    coordinator: Coordinator, start: Start, reader: Reader
+) -> AsyncIterable[ServerSentEvent]:
+    """Events of all runs: the past ones, all or those after a given one, then each new one at once.
+
+    A client gets its own, and those of runs as a whole.
+    """
+    async for event in _follow(coordinator, None, start, reader):
         yield event
 
 
 @router.get("/runs/{run}/events", response_class=EventSourceResponse)
 async def run_events(
-    run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start
+    run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start, reader: Reader
 ) -> AsyncIterable[ServerSentEvent]:
     """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
-    async for event in _follow(coordinator, run, start):
+    async for event in _follow(coordinator, run, start, reader):
         yield event
 
 
-async def _follow(coordinator: Coordinator, run: str | None, last: int) -> AsyncIterable[ServerSentEvent]:
+async def _follow(
+    coordinator: Coordinator, run: str | None, last: int, reader: str | None
+) -> AsyncIterable[ServerSentEvent]:
     with coordinator.hub.streaming(run) as stream:  # before the first query, so that nothing is missed
         yield ServerSentEvent(comment="events follow", retry=RETRY_MILLISECONDS)
         while True:
             while stream.progress:
-                yield ServerSentEvent(event="progress", data=stream.progress.popleft())
+                beat = stream.progress.popleft()
+                if reader is None or is_progress_for(reader, beat):
+                    yield ServerSentEvent(event="progress", data=beat)
             batch = await coordinator.threads.run(coordinator.store.events, last, run, BATCH)
             for found in batch:
                 last = found.id
-                yield ServerSentEvent(event=found.kind, id=str(found.id), data=found)
+                shown = found if reader is None else event_for(reader, found)
+                if shown is not None:
+                    yield ServerSentEvent(event=shown.kind, id=str(shown.id), data=shown)
             if coordinator.hub.closed:
                 return
             if len(batch) < BATCH:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from server.api.dependencies import Admin, Coordinator, Viewer
+from server.api.dependencies import Admin, Coordinator, Reader
 from server.api.documents import Number, RunId, as_json
+from server.runs.client_views import round_for, run_for, summary_for
 from shared.schemas import ControlRequest, EvaluationView, RoundView, RunRequest, RunSummary, RunView
 
 router = APIRouter(tags=["runs"])
@@ -24,20 +25,22 @@ async def create(body: RunRequest, coordinator: Coordinator, admin: Admin) -> Ru
     return await _read_view(coordinator, body.config.name)
 
 
-async def _read_view(coordinator: Coordinator, run: str) -> RunView:
-    return await coordinator.threads.run(coordinator.store.run_view, run, coordinator.clock())
+async def _read_view(coordinator: Coordinator, run: str, reader: str | None = None) -> RunView:
+    return await coordinator.threads.run(coordinator.store.run_view, run, coordinator.clock(), reader)
 
 
-@router.get("/runs", dependencies=[Viewer])
-async def list_runs(coordinator: Coordinator) -> list[RunSummary]:
+@router.get("/runs")
+async def list_runs(coordinator: Coordinator, reader: Reader) -> list[RunSummary]:
     """All runs."""
-    return list(await coordinator.threads.run(coordinator.store.runs))
+    found = await coordinator.threads.run(coordinator.store.runs)
+    return found if reader is None else [summary_for(reader, view) for view in found]
 
 
-@router.get("/runs/{run}", dependencies=[Viewer], response_model=RunView)
-async def show_run(run: RunId, coordinator: Coordinator) -> Response:
-    """One run with its configuration, enrolments and current round."""
-    return as_json(await _read_view(coordinator, run))
+@router.get("/runs/{run}", response_model=RunView)
+async def show_run(run: RunId, coordinator: Coordinator, reader: Reader) -> Response:
+    """One run with its configuration, enrolments and current round; for a client, its own rows and sums."""
+    view = await _read_view(coordinator, run, reader)
+    return as_json(view if reader is None else run_for(reader, view))
 
 
 @router.post("/runs/{run}/start")
@@ -72,19 +75,24 @@ async def stop(
     return await _read_view(coordinator, run)
 
 
-@router.get("/runs/{run}/rounds", dependencies=[Viewer])
-async def list_rounds(run: RunId, coordinator: Coordinator) -> list[RoundView]:
-    """Every attempt of every round with its ledger."""
-    return list(await coordinator.threads.run(coordinator.store.rounds, run))
+@router.get("/runs/{run}/rounds")
+async def list_rounds(run: RunId, coordinator: Coordinator, reader: Reader) -> list[RoundView]:
+    """Every attempt of every round with its ledger; for a client, its own row of it and sums."""
+    found = await coordinator.threads.run(coordinator.store.rounds, run)
+    return found if reader is None else [round_for(reader, view) for view in found]
 
 
-@router.get("/runs/{run}/rounds/{n}", dependencies=[Viewer])
-async def show_round(run: RunId, n: Number, coordinator: Coordinator, attempt: Attempt = None) -> RoundView:
-    """One attempt of a round with its ledger and evaluations."""
-    return await coordinator.threads.run(coordinator.store.round_view, run, n, attempt)
+@router.get("/runs/{run}/rounds/{n}")
+async def show_round(
+    run: RunId, n: Number, coordinator: Coordinator, reader: Reader, attempt: Attempt = None
+) -> RoundView:
+    """One attempt of a round with its ledger and evaluations; for a client, its own row and sums."""
+    view = await coordinator.threads.run(coordinator.store.round_view, run, n, attempt)
+    return view if reader is None else round_for(reader, view)
 
 
-@router.get("/runs/{run}/evaluations", dependencies=[Viewer])
-async def list_evaluations(run: RunId, coordinator: Coordinator) -> list[EvaluationView]:
-    """Every evaluation of the run's models, round 0 being the initial one."""
-    return list(await coordinator.threads.run(coordinator.store.evaluations, run))
+@router.get("/runs/{run}/evaluations")
+async def list_evaluations(run: RunId, coordinator: Coordinator, reader: Reader) -> list[EvaluationView]:
+    """Every evaluation of the run's models, round 0 being the initial one; for a client, its own."""
+    found = await coordinator.threads.run(coordinator.store.evaluations, run)
+    return found if reader is None else [view for view in found if view.client == reader]

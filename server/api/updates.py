@@ -17,6 +17,7 @@ from server.api.uploads import (
     read_body,
     receive_body,
 )
+from server.runs.client_views import receipt_for
 from server.runs.intake import Offer
 from shared.problems import NotFound, Problem
 from shared.schemas import Receipt, UpdateReport
@@ -66,4 +67,6 @@ async def _record_refusals(coordinator: Coordinator, run: str, n: int, client: s
 @router.get("/runs/{run}/rounds/{n}/receipt")
 async def show_receipt(run: RunId, n: Number, coordinator: Coordinator, client: Client) -> Receipt:
     """What became of this client's own update: its digest, and after the round its row of the ledger."""
-    return await coordinator.threads.run(coordinator.store.receipt, run, n, client)
+    store, threads = coordinator.store, coordinator.threads
+    receipt = await threads.run(store.receipt, run, n, client)
+    return receipt_for(client, receipt, await threads.run(store.round_view, run, n, receipt.attempt))

@@ -12,7 +12,7 @@ from server.database.rounds import newest_model
 from server.database.session import Reading
 from server.database.step.load import load
 from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
-from server.lifecycle.views import waiting_for
+from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.schemas import (
     Assignment,
     Enrol,
@@ -182,14 +182,18 @@ def _finished(connection: Reading, enrolled: Any) -> Finished | None:
     for row in enrolled:
         if row.run_status.is_terminal:
             model = newest_model(connection, row.run) or row.initial_model
-            return Finished(run=row.run, status=row.run_status, reason=row.reason, model=model)
+            reason = reason_for_clients(row.reason)
+            return Finished(run=row.run, status=row.run_status, reason=reason, model=model)
     return None
 
 
 def explain_waiting(connection: Reading, client: str, now: dt.datetime, configs: Configs) -> str:
     """What a client without an assignment waits for: a sentence a run, beginning with the run's name."""
     enrolled = connection.select(_ENROLMENTS, {"of_client": client}).all()
-    sentences = [f"{row.run}: {waiting_for(load(connection, row.run, configs).run, now)}" for row in enrolled]
+    sentences = [
+        f"{row.run}: {waiting_for(load(connection, row.run, configs).run, now, reader=client)}"
+        for row in enrolled
+    ]
     return "; ".join(sentences) or "no run on this coordinator is open to this client"
 
 

@@ -89,13 +89,19 @@ def read_state(connection: Reading, run: str, configs: Configs) -> Run:
     return load(connection, run, configs).run
 
 
-def read_run(connection: Reading, run: str, now: dt.datetime, configs: Configs) -> RunView:
-    """The run whole, with enrolments and the newest attempt of its newest round. Raises :class:`NotFound`."""
+def read_run(
+    connection: Reading, run: str, now: dt.datetime, configs: Configs, reader: str | None = None
+) -> RunView:
+    """The run whole, with enrolments and the newest attempt of its newest round. Raises :class:`NotFound`.
+
+    ``reader``: the client for whom the sentence on what the run waits for is written; None: for the page.
+    """
     row: Row = connection.select(sa.select(runs).where(runs.c.run == run)).one_or_none()
     if row is None:
         raise no_such_run(run)
     state = read_state(connection, run, configs)
     current = read_round(connection, run, state.round.number) if state.round is not None else None
+    indexes = (found.index for found in state.enrolments if found.index is not None)
     return RunView(
         **_summary(row, mean_accuracies(connection, run)),
         config=configs.of(connection, run),
@@ -104,8 +110,9 @@ def read_run(connection: Reading, run: str, now: dt.datetime, configs: Configs) 
         initial_model=row.initial_model,
         model=newest_model(connection, run) or row.initial_model,
         enrolments=_enrolments(connection, run),
+        taken_indexes=tuple(sorted(indexes)),
         current_round=current,
-        waiting_for=waiting_for(state, now),
+        waiting_for=waiting_for(state, now, reader=reader),
     )
 
 

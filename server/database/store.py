@@ -269,8 +269,9 @@ class Store:
         """As the state machine sees it; NotFound."""
         return self._read(runs.read_state, run, self._configs)
 
-    def run_view(self, run: str, now: dt.datetime) -> RunView:
-        return self._read(runs.read_run, run, now, self._configs)
+    def run_view(self, run: str, now: dt.datetime, reader: str | None = None) -> RunView:
+        """``reader``: the client that the sentence on what the run waits for is for; None: the page."""
+        return self._read(runs.read_run, run, now, self._configs, reader)
 
     def runs(self) -> list[RunSummary]:
         """Newest first."""

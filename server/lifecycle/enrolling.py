@@ -98,19 +98,19 @@ def _choose_index(run: Run, before: Enrolment | None, event: ClientEnrolled) -> 
         return before.index
     if event.role is not Role.TRAINER:
         return None
-    owners = {e.index: e.client for e in run.enrolments if e.index is not None}
+    taken = {e.index for e in run.enrolments if e.index is not None}
     if event.index is not None:
-        if event.index in owners:
+        if event.index in taken:
             raise IndexTaken(
                 f"ClientEnrolled of {event.client!r} is not possible: index {event.index} of run {run.id!r}"
-                f" belongs to {owners[event.index]!r}.",
+                " belongs to another client.",
                 hint="Ask for another index, or for none: the coordinator then assigns one.",
                 event="ClientEnrolled",
                 state=str(run.status),
-                lowest_free=_lowest_free(owners),
+                lowest_free=_lowest_free(taken),
             )
         return event.index
-    return None if run.status is RunStatus.ENROLLING else max(owners, default=-1) + 1
+    return None if run.status is RunStatus.ENROLLING else max(taken, default=-1) + 1
 
 
 def _lowest_free(taken: Collection[int]) -> int:

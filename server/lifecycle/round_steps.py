@@ -5,7 +5,13 @@ from __future__ import annotations
 from server.lifecycle.draft import Draft
 from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
-from server.lifecycle.views import drawable_trainers, next_attempt, unfinished_participants, updates_needed
+from server.lifecycle.views import (
+    abandonment,
+    drawable_trainers,
+    next_attempt,
+    unfinished_participants,
+    updates_needed,
+)
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = ["abandon", "close_if_done", "complete", "open_next", "present_clients", "time_out"]
@@ -111,6 +117,6 @@ def abandon(draft: Draft, reason: str) -> None:
     if current.attempt % draft.run.policy.max_attempts:
         open_next(draft)
         return
-    why = f"round {current.number} was abandoned in attempt {current.attempt}: {reason}"
+    why = abandonment(current.number, current.attempt, reason)
     draft.move_run(RunStatus.PAUSED, why)
     draft.record("run_paused", reason=why)

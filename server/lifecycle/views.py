@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from server.lifecycle.state import Enrolment, Participant, Round, Run
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = [
+    "abandonment",
     "drawable_trainers",
     "next_attempt",
     "ready_trainers",
+    "reason_for_clients",
     "relative_sizes",
     "unfinished_participants",
     "updates_needed",
@@ -70,21 +74,47 @@ def relative_sizes(run: Run) -> dict[str, float]:
 # -------------------------------------------------------------------- in words
 
 
-def waiting_for(run: Run, now: dt.datetime) -> str:
-    """One plain sentence for the page."""
+def waiting_for(run: Run, now: dt.datetime, *, reader: str | None = None) -> str:
+    """One plain sentence, for the page; for the client ``reader`` it names no other client."""
+    tell = _list_names if reader is None else partial(_count_others, reader)
     if run.status is RunStatus.ENROLLING:
-        return _enrolling(run)
+        return _enrolling(run, tell)
     if run.status is RunStatus.RUNNING:
-        return _open_round(run.round, now) if run.round and not waits_for_clients(run) else _clients(run)
+        if run.round is None or waits_for_clients(run):
+            return _clients(run, tell)
+        return _open_round(run.round, now, tell)
+    reason = run.reason if reader is None else reason_for_clients(run.reason)
     if run.status is RunStatus.PAUSED:
-        return _paused(run, now)
-    return f"{run.status}: {run.reason}" if run.reason else f"nothing, the run is {run.status}"
+        return _paused(run, reason, now, tell)
+    return f"{run.status}: {reason}" if reason else f"nothing, the run is {run.status}"
 
 
-def _enrolling(run: Run) -> str:
+def abandonment(number: int, attempt: int, reason: str) -> str:
+    """Why a run is paused whose round found no model; the reason names clients and what they said."""
+    return f"round {number} was abandoned in attempt {attempt}: {reason}"
+
+
+_ABANDONMENT = re.compile(r"(round \d+ was abandoned in attempt \d+): .*", re.DOTALL)
+
+
+def reason_for_clients(reason: str | None) -> str | None:
+    """A run's reason as a client may read it: what the operator wrote, but nothing that others said.
+
+    >>> reason_for_clients(abandonment(3, 2, "1 of 2 needed updates came (north failed: no memory)"))
+    'round 3 was abandoned in attempt 2'
+    """
+    found = _ABANDONMENT.fullmatch(reason or "")
+    return found[1] if found else reason
+
+
+Tell = Callable[[Sequence[str]], str]
+"""Clients in words: by their names, or only how many they are."""
+
+
+def _enrolling(run: Run, tell: Tell) -> str:
     ready = len(ready_trainers(run))
     late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
-    more = f"; no discrepancy yet from {_listed(late)}" if late else ""
+    more = f"; no discrepancy yet from {tell(late)}" if late else ""
     if not run.policy.autostart:
         return f"{_are(ready, 'trainer')} ready; the run waits to be started{more}"
     wanted = run.policy.min_clients
@@ -94,30 +124,28 @@ def _enrolling(run: Run) -> str:
     return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
 
 
-def _open_round(current: Round, now: dt.datetime) -> str:
+def _open_round(current: Round, now: dt.datetime, tell: Tell) -> str:
     prefix = f"round {current.number}: "
     if current.status is RoundStatus.AGGREGATING:
         uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
         return prefix + f"{_are(uploaded, 'update')} being aggregated"
-    names = _listed([p.client for p in unfinished_participants(current)])
+    names = tell([p.client for p in unfinished_participants(current)])
     return prefix + f"waiting for {names} until {_clock(current.deadline_at, now)}"
 
 
-def _clients(run: Run) -> str:
+def _clients(run: Run, tell: Tell) -> str:
     number, _ = next_attempt(run)
     away = _with_status(run, EnrolmentStatus.AWAY)
     late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
-    more = (f"; away: {_listed(away)}" if away else "") + (
-        f"; no discrepancy yet: {_listed(late)}" if late else ""
-    )
+    more = (f"; away: {tell(away)}" if away else "") + (f"; no discrepancy yet: {tell(late)}" if late else "")
     trainers = _are(len(drawable_trainers(run)), "trainer")
     return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
 
 
-def _paused(run: Run, now: dt.datetime) -> str:
-    text = f"paused: {run.reason}" if run.reason else "paused until it is resumed"
+def _paused(run: Run, reason: str | None, now: dt.datetime, tell: Tell) -> str:
+    text = f"paused: {reason}" if reason else "paused until it is resumed"
     if run.round and run.round.status.is_open:
-        text += f"; {_open_round(run.round, now)}"
+        text += f"; {_open_round(run.round, now, tell)}"
     return text
 
 
@@ -131,9 +159,16 @@ def _clock(at: dt.datetime, now: dt.datetime) -> str:
     return f"{at:%H:%M} UTC" if same_day else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _count_others(reader: str, names: Sequence[str]) -> str:
+    others = sum(name != reader for name in names)
+    if others == len(names):
+        return _count(others, "client")
+    return f"this client and {_count(others, 'other')}" if others else "this client"
 
 
 def _count(number: int, noun: str) -> str:

@@ -71,6 +71,11 @@ def read_viewer_password(authorization: str | None) -> str:
         raise MissingToken("the `Authorization: Basic` header cannot be read") from None
 
 
+def _is_for_others(authorization: str | None) -> bool:
+    """Where reading is open, a password (Basic) is meant for a proxy in front."""
+    return authorization is None or authorization[:6].lower() == "basic "
+
+
 def load_admin_token(settings: Settings) -> str:
     """The configured admin token, or that in ``<data folder>/admin-token``, made at the first start."""
     if settings.admin_token is not None:
@@ -145,13 +150,28 @@ class Guard:
         """The client's id, None for the admin."""
         return None if self.is_admin(token) else await self.require_client(token)
 
-    async def require_viewer(self, authorization: str | None) -> None:
-        """Reading is open unless there is a viewer token; then it takes that, the admin's or any client's."""
-        if self._viewer is None:
-            return
+    async def require_reader(self, authorization: str | None) -> str | None:
+        """Who reads: the client's id for a client's token, which reads its own; None for who reads all.
+
+        Without a token, that is everybody, unless there is a viewer token.
+        """
+        if self._viewer is None and _is_for_others(authorization):
+            return None
         token = read_viewer_password(authorization)
-        if not (are_same(hash_token(token), self._viewer) or self.is_admin(token)):
-            await self.require_client(token)
+        return None if self._reads_all(token) else await self.require_client(token)
+
+    async def require_viewer(self, authorization: str | None) -> None:
+        """What shows all clients' rows: Forbidden for a client."""
+        client = await self.require_reader(authorization)
+        if client is not None:
+            raise Forbidden(
+                f"client {client!r} reads its own rows only, and this shows those of others",
+                hint="GET /api/v1/runs/RUN has what a client may read; for the rest ask for a viewer token.",
+            )
+
+    def _reads_all(self, token: str) -> bool:
+        is_viewer = self._viewer is not None and are_same(hash_token(token), self._viewer)
+        return is_viewer or self.is_admin(token)
 
     def forget(self, client: str) -> None:
         for hashed in [key for key in self._known if self._known.get(key) == client]:

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-
 import pytest
 
-from shared.schemas import EnrolmentStatus, EnrolmentView, Role, TensorKind, TensorSpec
+from shared.schemas import TensorKind, TensorSpec
 from worker.enrolment import lowest_free
 from worker.site import first_difference
 
 
-def _enrolments(*indexes: int | None) -> list[EnrolmentView]:
-    now = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
-    return [
-        EnrolmentView(
-            client=f"client-{number}",
-            role=Role.TRAINER,
-            status=EnrolmentStatus.LEFT,
-            index=index,
-            examples=1,
-            discrepancy=None,
-            device="cpu",
-            reason=None,
-            enrolled_at=now,
-            last_seen_at=None,
-            last_error=None,
-        )
-        for number, index in enumerate(indexes)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("taken", "free"),
-    [((), 0), ((0,), 1), ((1, 0, 3), 2), ((None, None), 0), ((5,), 0), ((0, 1, 2, None), 3)],
-)
-def test_the_lowest_free_index(taken: tuple[int | None, ...], free: int) -> None:
-    assert lowest_free(_enrolments(*taken)) == free
+@pytest.mark.parametrize(("taken", "free"), [((), 0), ((0,), 1), ((1, 0, 3), 2), ((5,), 0), ((0, 1, 2), 3)])
+def test_the_lowest_free_index(taken: tuple[int, ...], free: int) -> None:
+    assert lowest_free(taken) == free
 
 
 def test_the_first_difference_of_two_models_names_the_tensor() -> None:

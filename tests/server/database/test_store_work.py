@@ -60,7 +60,7 @@ def test_from_enrolment_to_the_end(story: Story) -> None:
     assert isinstance(work(story, "a"), Train)  # a restarted worker is told again
     story.upload("a")
     assert work(story, "a") is None
-    assert "b" in story.store.waiting_for("a", NOW)
+    assert "waiting for 1 client until" in story.store.waiting_for("a", NOW)
     story.upload("b")
     story.aggregate()
     train = work(story, "a")

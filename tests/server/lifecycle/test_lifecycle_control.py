@@ -293,6 +293,22 @@ def test_one_sentence_says_what_the_run_waits_for(run: Run, sentence: str) -> No
     assert waiting_for(run, NOW) == sentence
 
 
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (_LATE, "1 of 3 trainers is ready; the run starts with 3; no discrepancy yet from 1 client"),
+        (collecting("ab"), "round 1: waiting for this client and 1 other until 13:00 UTC"),
+        (play(collecting("ab"), failed("b")).run, "round 1: waiting for this client until 13:00 UTC"),
+        (_MANY, "round 1: waiting for this client and 7 others until 13:00 UTC"),
+        (_TOO_FEW, "round 1: 0 trainers are ready, 2 needed; away: this client and 1 other"),
+        (paused(collecting("a")), "paused: lunch; round 1: waiting for this client until 13:00 UTC"),
+        (stopped(enrolled("a")), "stopped: enough"),
+    ],
+)
+def test_a_client_reads_how_many_are_waited_for_and_not_who(run: Run, sentence: str) -> None:
+    assert waiting_for(run, NOW, reader="a") == sentence
+
+
 def test_the_sentence_names_who_has_not_sent_its_discrepancy() -> None:
     run = after_deadline(collecting("ab", quorum=2, needs_discrepancy=True)).run
     run = play(run, trainer("c"), ClientSeen("a")).run

@@ -126,7 +126,7 @@ def test_who_comes_late_gets_the_next_index_after_the_highest() -> None:
 
 def test_an_index_stays_with_its_client_even_after_it_left() -> None:
     run = play(new_run(), trainer("a", index=2), ClientLeft("a", "moved")).run
-    with pytest.raises(IndexTaken, match="index 2 of run 'r' belongs to 'a'") as refusal:
+    with pytest.raises(IndexTaken, match="index 2 of run 'r' belongs to another client") as refusal:
         decide(run, trainer("b", index=2), NOW)
     assert refusal.value.extra["lowest_free"] == 0
     assert indexes(play(run, trainer("a", 99)).run) == {"a": 2}
