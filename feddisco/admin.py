@@ -31,7 +31,7 @@ from shared.wire.digests import format_content_digest
 from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
 from worker.diagnose import diagnose
 
-__all__ = ["AdminClient", "connect", "create_run", "download_model", "load_config", "make_run_request"]
+__all__ = ["AdminClient", "connect", "create_run", "load_config", "make_run_request"]
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _RUNS = TypeAdapter(list[RunSummary])
@@ -152,14 +152,20 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
     if weights is None and config.task in available():
         return RunRequest(config=config)
     from shared import wire
-    from shared.wire.tensors import load_into, manifest_of, state_of
+    from shared.model_files import read_tensors
+    from shared.wire.tensors import load_into, manifest_of, state_of, tied_names
 
     task = task_of(config)
     model = task.build_model(config.model, config.seed)
     manifest = manifest_of(model)
     if weights is not None:
-        wire.validate(weights, wire.model_layout(manifest))
-        load_into(model, wire.read_group(weights, "model", [spec.name for spec in manifest]))
+        tied = tied_names(model)  # a file for others has them, too; a coordinator's does not
+        specs = {spec.name: spec for spec in manifest}
+        with wire.opened(weights) as file:
+            both = [specs[first].model_copy(update={"name": name}) for name, first in tied.items()]
+            layout = wire.model_layout([*manifest, *(spec for spec in both if file.has("model", spec.name))])
+        wire.validate(weights, layout)
+        load_into(model, read_tensors(weights, set(tied)))
     with tempfile.TemporaryDirectory() as folder:
         written = wire.write(Path(folder) / "initial.safetensors", {"model": state_of(model)})
         client.put_blob(written.path, written.digest)
@@ -167,15 +173,3 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
         config=config.model_copy(update={"classes": task.classes}),
         initial=InitialBlob(digest=written.digest, manifest=manifest),
     )
-
-
-def download_model(client: AdminClient, run: str, out: Path, round: int | None) -> str:
-    """Write a round's global model (the one that is scored) to ``out``; returns the sentence to print."""
-    digest = client.run(run).model
-    if round is not None:
-        made = [view for view in client.rounds(run) if view.round == round and view.scored_model]
-        if not made:
-            raise InvalidConfiguration(f"Run {run} has no completed round {round}.")
-        digest = str(made[0].scored_model)
-    size = client.download(digest, out)
-    return f"{out}: {size} bytes, sha256 {digest}"

@@ -80,6 +80,26 @@ Kernels = Annotated[
     ),
 ]
 LOCAL = "http://127.0.0.1:8000"
+WhichRound = Annotated[
+    str | None,
+    typer.Option(
+        "--round", metavar="last|best|N", help="Which round's model; 0 is the initial one. [default: last]"
+    ),
+]
+ByMetric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", help="The score that says which round is best. [default: accuracy, or loss without one]"
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="PATTERN",
+        help="Import paths that may be imported here, like 'ours.tasks:*'; may be given several times.",
+    ),
+]
 
 
 WORKER_VARIABLES = [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
@@ -327,6 +347,32 @@ def reproduce_table(
     raise typer.Exit(0 if reproduce(Request(**flags), say=typer.echo) else 1)
 
 
+@app.command("predict")
+def predict_files(
+    model: Annotated[Path, typer.Argument(help="A model file, from `feddisco run model`.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, tables or texts, as the model's task reads.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print, the likeliest first.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document a line, with every class's probability.")
+    ] = False,
+    allow: Allow = None,
+) -> None:
+    """Print what a model says of each image, row or text: its class and that class's probability.
+
+    The exit code is 1 if something could not be read.
+    """
+    from feddisco.loaded import load
+    from feddisco.predicting import format_predictions
+
+    loaded = load(model, allow=allow or ())
+    said = loaded.predict(*files)
+    for line in format_predictions(said, top, as_json):
+        _echo(line)
+    for sentence in said.left_out.sentences():
+        typer.echo(f"feddisco: {sentence}", err=True)
+    raise typer.Exit(1 if said.left_out.items else 0)
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -424,16 +470,23 @@ def run_stop(
 def run_model(
     run: str,
     out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
-    round: Annotated[int | None, typer.Option(help="Which round's model. Without it, the newest.")] = None,
+    round: WhichRound = None,
+    metric: ByMetric = None,
+    allow: Allow = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The tensors alone, byte by byte as the coordinator keeps them.")
+    ] = False,
     url: Url = LOCAL,
     admin_token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Download a run's model."""
-    from feddisco.admin import connect, download_model
+    """Download a run's model, with what one needs to use it: `feddisco predict FILE image.png`."""
+    from feddisco.admin import connect
+    from feddisco.models import fetch_model
 
     with connect(url, admin_token_file, ca_file) as client:
-        typer.echo(download_model(client, run, out, round))
+        said = fetch_model(client, run, out, round=round, metric=metric, allow=allow or (), plain=plain)
+        typer.echo(escape_controls(said))
 
 
 # ---------------------------------------------------------------- clients

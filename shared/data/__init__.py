@@ -35,6 +35,8 @@ __all__ = [
     "READ_FAULTS",
     "Archive",
     "Examples",
+    "FileList",
+    "Unlabelled",
     "describe_fault",
     "find_file",
     "fingerprint_of",
@@ -86,6 +88,21 @@ class Examples:
         """The same examples resident on ``device``."""
         keys = None if self.keys is None else self.keys.to(device)
         return Examples(self.inputs.to(device), self.targets.to(device), keys, self.left_out)
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Inputs (N, ...) as those of examples, and what each is: a file, or a file and a line.
+
+    ``left_out`` is what could not be read.
+    """
+
+    names: tuple[str, ...]
+    inputs: Tensor
+    left_out: LeftOut = field(default_factory=LeftOut, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 # ---------------------------------------------------------------- folders, zips and tars alike
@@ -169,6 +186,17 @@ class _Folder(Archive):
 
     def fingerprint(self) -> str:
         return "\n".join(_state(self.path / name) for name in self.names)
+
+
+class FileList(Archive):
+    """Files that were named one by one, in that order, hidden or not."""
+
+    def __init__(self, files: Iterable[str | Path]) -> None:
+        self.path, self.left_out = Path.cwd(), LeftOut()
+        self.names = tuple(map(str, files))
+
+    def read_bytes(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
 
 
 class _Zip(Archive):

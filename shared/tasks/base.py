@@ -10,11 +10,11 @@ import difflib
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -24,13 +24,14 @@ from shared.config import Frozen
 from shared.data import fingerprint_of
 from shared.left_out import OnBroken
 from shared.models import build_model, require_inputs
+from shared.problems import InvalidConfiguration
 from shared.reproducible import reproducible
 from shared.seeds import derive
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from shared.data import Examples
+    from shared.data import Examples, Unlabelled
 
 __all__ = ["LoadCall", "NoOptions", "Split", "Task", "ask_nearest"]
 
@@ -74,6 +75,23 @@ class Task(ABC):
             InvalidConfiguration: the data are not there; says what was looked for, and where.
         """
 
+    def read_inputs(self, files: Sequence[Path]) -> Unlabelled:
+        """Inputs as ``load`` gives them, of files without labels, for a trained model.
+
+        What cannot be read is in ``left_out`` of the result.
+
+        Raises:
+            InvalidConfiguration: this task reads no single files.
+        """
+        raise InvalidConfiguration(
+            f"task {self.name!r} reads no single files.",
+            hint="Its class may override read_inputs; or give the model tensors, as task.prepare takes them.",
+        )
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """Plain values that say how an input is made from a file, for whoever has the model alone."""
+        return {"kind": "texts" if self.tokens else "numbers", "shape": list(self.input_shape)}
+
     def class_of(self, name: str) -> str | None:
         """The class that a name in the data stands for; None if the contract has no such class."""
         label = self.labels.get(name, name)
@@ -108,6 +126,10 @@ class Task(ABC):
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Whether each example is right, bool (B,); None where there is no right and wrong."""
         return outputs.argmax(dim=1) == targets
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """What the model's outputs say: the probability of each class (B, classes), or a number each (B,)."""
+        return outputs.softmax(dim=1)
 
     def measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Further numbers of each example (B,), of which an evaluation gives the mean, by name."""

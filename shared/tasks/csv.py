@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from shared.config import Frozen
-from shared.data import Archive, Examples, find_file, opened
+from shared.data import Archive, Examples, FileList, Unlabelled, find_file, opened
 from shared.left_out import LeftOut, Reason
 from shared.tasks.base import Split, Task
 from shared.tasks.regression import Regression, bin_names, increasing
 from shared.tasks.tables import fault, natural, rows
-from shared.tasks.texts import Length, encoded
+from shared.tasks.texts import Length, describe_texts, encoded
 
 __all__ = ["CSV", "TASK", "CSVRegression"]
 
@@ -94,12 +94,51 @@ class CSV(Task):
             if not table.targets:
                 raise fault(archive, name, None, "holds no rows below a header")
             keys = _numbered(archive, options, table.keys)
-        inputs = (
-            encoded(table.texts, options.length)
-            if self.tokens
-            else torch.tensor(table.numbers, dtype=torch.float32)
-        )
+        inputs = self._inputs(table.texts, table.numbers)
         return Examples(inputs, self.target_tensor(table.targets), keys, archive.left_out)
+
+    def read_inputs(self, files: Sequence[Path]) -> Unlabelled:
+        """Each row of each file, which needs a header with the columns; a target is not looked at."""
+        archive, names = FileList(files), list[str]()
+        texts, numbers = list[str](), list[list[float]]()
+        for name in archive.names:
+
+            def on_fault(line: int, said: str, name: str = name) -> None:
+                archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}", said)
+
+            for line, cells in _cells(archive, name, self.settings, list(self.settings.columns), on_fault):
+                try:
+                    numbers.append(self._numbers(cells))
+                except ValueError as error:
+                    on_fault(line, str(error))
+                    continue
+                names.append(f"{name}, line {line}")
+                texts.append(" ".join(cells))
+        return Unlabelled(tuple(names), self._inputs(texts, numbers), archive.left_out)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """A row's way to the model."""
+        options = self.settings
+        if self.tokens:
+            return describe_texts(options.length) | {"columns": list(options.columns), "joined by": " "}
+        return {
+            "kind": "table",
+            "shape": list(self.input_shape),
+            "columns": list(options.columns),
+            "scale": "number less mean, over deviation, by column",
+            "mean": options.mean,
+            "deviation": options.deviation,
+        }
+
+    def _inputs(self, texts: list[str], numbers: list[list[float]]) -> Tensor:
+        if self.tokens:
+            return encoded(texts, self.settings.length)
+        return torch.tensor(numbers, dtype=torch.float32).view(-1, *self.input_shape)
+
+    def _numbers(self, cells: list[str]) -> list[float]:
+        """The cells of the columns as numbers (ValueError); none of texts."""
+        pairs = zip(self.settings.columns, cells, strict=False)
+        return [] if self.tokens else [_value(column, _number, text) for column, text in pairs]
 
     def target_of(self, text: str) -> float:
         """The number that a cell of the target column stands for (ValueError: none)."""
@@ -175,8 +214,7 @@ def _take(table: _Table, task: CSV, cells: list[str]) -> None:
     """Add a row, whole or not at all (ValueError)."""
     options, width = task.settings, len(task.settings.columns)
     target = _value(options.target, task.target_of, cells[width])
-    pairs = list(zip(options.columns, cells[:width], strict=True))
-    numbers = [] if task.tokens else [_value(column, _number, text) for column, text in pairs]
+    numbers = task._numbers(cells[:width])
     table.targets.append(target)
     table.texts.append(" ".join(cells[:width]))
     table.numbers.append(numbers)

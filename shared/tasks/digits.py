@@ -6,14 +6,17 @@ Alpaydin and Kaynak, *Optical Recognition of Handwritten Digits*, UCI, 1998 (its
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shared.data import Examples
+from shared.data import Examples, FileList, Unlabelled
+from shared.data.images import Picture, decode_images
 from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks.base import Split, Task
@@ -38,6 +41,26 @@ class Digits(Task):
         examples = _collection()
         held_out = _held_out(examples.targets, seed)
         return examples.subset(torch.nonzero(held_out if split == "test" else ~held_out).flatten())
+
+    def read_inputs(self, files: Sequence[Path]) -> Unlabelled:
+        """Images of any format, bright ink on dark, in grey and resized to 8x8."""
+        archive = FileList(files)
+        images, kept = decode_images(archive, archive.names, Picture(1, (8, 8)))
+        inputs = (images.float() * (16 / 255)).round().to(torch.uint8)
+        return Unlabelled(tuple(archive.names[position] for position in kept), inputs, archive.left_out)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """Sixteen shades."""
+        return {
+            "kind": "images",
+            "shape": list(self.input_shape),
+            "colours": "grey, bright ink on dark",
+            "resize": "bilinear, antialiased",
+            "range": [0, 16],
+            "scale": "value less mean, over deviation",
+            "mean": [MEAN],
+            "deviation": [DEVIATION],
+        }
 
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Standardised; never augmented."""

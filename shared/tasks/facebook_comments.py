@@ -7,8 +7,9 @@ FedDisco (0.432, 0.407) say neither scale nor bins nor model, so they are not co
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from shared.config import Frozen
-from shared.data import Archive, Examples, find_file, opened
+from shared.data import Archive, Examples, FileList, Unlabelled, find_file, opened
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import Split
 from shared.tasks.regression import Regression, bin_names, increasing
@@ -69,6 +70,24 @@ class FacebookComments(Regression):
             table = _table(archive, find_file(archive, [self._files[split]]))
         return Examples(torch.from_numpy(_features(table)), torch.from_numpy(table[:, -1].astype(np.float32)))
 
+    def read_inputs(self, files: Sequence[Path]) -> Unlabelled:
+        """Each row of each file, with or without the last column (the comments)."""
+        archive = FileList(files)
+        tables = [_table(archive, name, needs_target=False) for name in archive.names]
+        pairs = zip(archive.names, tables, strict=True)
+        names = (f"{name}, row {row + 1}" for name, table in pairs for row in range(len(table)))
+        return Unlabelled(tuple(names), torch.from_numpy(_features(np.concatenate(tables))))
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """See :func:`_features`."""
+        return {
+            "kind": "table",
+            "shape": list(self.input_shape),
+            "columns": f"the {COLUMNS - 1} features of UCI's Facebook Comment Volume, in its order",
+            "scale": f"counts: sign(x) log(1 + |x|) / {LOG_SCALE:g}; the page's category one-hot; hours as "
+            "shares of their range; weekdays as they are",
+        }
+
     def learned(self, targets: Tensor) -> Tensor:
         """The logarithm of one more than the comments."""
         return torch.log1p(targets)
@@ -81,13 +100,15 @@ class FacebookComments(Regression):
 TASK = FacebookComments
 
 
-def _table(archive: Archive, name: str) -> NDArray[np.float64]:
-    """(N, 54), checked."""
+def _table(archive: Archive, name: str, needs_target: bool = True) -> NDArray[np.float64]:
+    """(N, 54), checked; a last column that is not needed and not there is 0."""
     where = f"data: {name} in {archive.path}"
     try:
         table = np.loadtxt(io.BytesIO(archive.read(name)), delimiter=",", ndmin=2)
     except ValueError as error:
         raise InvalidConfiguration(f"{where} is not a table of numbers: {error}.") from error
+    if table.shape[1:] == (COLUMNS - 1,) and not needs_target:
+        table = np.hstack([table, np.zeros((len(table), 1))])
     if table.shape[1:] != (COLUMNS,) or not len(table):
         raise InvalidConfiguration(f"{where} has {table.shape} rows and columns, not {COLUMNS} columns.")
     category, target = table[:, CATEGORY], table[:, -1]

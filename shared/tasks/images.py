@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shared.data import Archive, Examples
+from shared.data import Archive, Examples, FileList, Unlabelled
 from shared.data.images import FORMATS, Picture, Window, decode_images, is_image
 from shared.left_out import LeftOut, Reason, printable
 from shared.problems import InvalidConfiguration
@@ -46,6 +48,30 @@ class ImageTask(Task):
     def normalisation(self) -> tuple[Tensor, Tensor]:
         """What is taken from each channel of bytes, and what the rest is multiplied by."""
         return 255 * torch.tensor(self.mean), 1 / (255 * torch.tensor(self.deviation))
+
+    def read_inputs(self, files: Sequence[Path]) -> Unlabelled:
+        """Images of any format that is read here, resized to the task's own size."""
+        channels, height, width = self.input_shape
+        archive = FileList(files)
+        images, kept = decode_images(archive, archive.names, Picture(channels, (height, width), self.window))
+        return Unlabelled(tuple(archive.names[position] for position in kept), images, archive.left_out)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """A picture's way to the model."""
+        channels, height, width = self.input_shape
+        return {
+            "kind": "images",
+            "shape": [channels, height, width],
+            "colours": "RGB" if channels == 3 else "grey",
+            "resize": "bilinear, antialiased, to height and width, whatever the proportions",
+            "orientation": "upright, as EXIF says",
+            "transparency": "laid on white",
+            "window": None if self.window is None else list(self.window),
+            "range": [0, 255],
+            "scale": "pixel / 255, less mean, over deviation, by channel",
+            "mean": list(self.mean),
+            "deviation": list(self.deviation),
+        }
 
     def read_images(
         self,

@@ -40,6 +40,10 @@ class Regression(Task):
         """Mean squared error of the outputs (B, 1) against what is learned of the targets (B,)."""
         return functional.mse_loss(outputs[:, 0], self.learned(targets))
 
+    def predict(self, outputs: Tensor) -> Tensor:
+        """A number each (B,), in the target's unit."""
+        return self.predicted(outputs[:, 0])
+
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Nothing is right or wrong here."""
         return None

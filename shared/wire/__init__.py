@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared.files import replacing
 from shared.problems import InvalidConfiguration, MissingTensor
@@ -112,8 +112,14 @@ def _check_key(name: str, taken: Mapping[str, object]) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], *, durable: bool = True) -> Written:
-    """Write ``{group: {name: tensor}}`` as safetensors; equal tensors give equal bytes.
+def write(
+    path: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+) -> Written:
+    """Write ``{group: {name: tensor}}`` as safetensors; equal tensors (and metadata) give equal bytes.
 
     The file appears under its name whole, durable and with mode 0644, or not at all (``durable``: see
     :func:`shared.files.replacing`). Beyond the tensors given, memory for one of them is needed (for those
@@ -125,7 +131,7 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], *, durable: b
     order = sorted(flat, key=lambda name: (-flat[name].element_size(), name))
     digest, total = hashlib.sha256(), 0
     with replacing(path, durable=durable) as file:
-        for data in _parts(order, flat):
+        for data in _parts(order, flat, metadata or {}):
             digest.update(data)
             file.write(data)
             total += len(data)
@@ -141,16 +147,19 @@ def _flatten(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return flat
 
 
-def _parts(order: Sequence[str], flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    yield _header_bytes(order, flat)
+def _parts(
+    order: Sequence[str], flat: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    yield _header_bytes(order, flat, metadata)
     for name in order:
         yield _bytes_of(flat[name])
 
 
-def _header_bytes(order: Sequence[str], flat: Mapping[str, Tensor]) -> bytes:
+def _header_bytes(order: Sequence[str], flat: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     from shared.wire.tensors import dtype_name
 
-    items, position = {}, 0
+    items: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    position = 0
     for name in order:
         tensor = flat[name]
         stop = position + tensor.numel() * tensor.element_size()
@@ -181,6 +190,16 @@ class Opened:
     def __init__(self, mapping: mmap.mmap, header: Header) -> None:
         self._mapping = mapping
         self._header = header
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of itself."""
+        return self._header.metadata
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keys of all tensors, in the order of their bytes."""
+        return tuple(self._header.entries)
 
     def has(self, group: str, name: str) -> bool:
         return key(group, name) in self._header.entries

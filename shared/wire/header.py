@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NoReturn
 
 from shared.problems import NotSafetensors, Truncated, WrongDtype
@@ -63,10 +63,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``entries`` in the order of their bytes; ``data_start`` counted from the beginning of the file."""
+    """``entries`` in the order of their bytes; ``data_start`` counted from the beginning of the file.
+
+    ``metadata`` is what the file says of itself, text by text: believe nothing of it.
+    """
 
     entries: dict[str, Entry]
     data_start: int
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 def read_header(file: BinaryIO, limit: int = MAX_HEADER_BYTES) -> Header:
@@ -78,11 +82,11 @@ def read_header(file: BinaryIO, limit: int = MAX_HEADER_BYTES) -> Header:
     text = _header_text(file, size, min(limit, MAX_HEADER_BYTES))
     items = _parse(text)
     data_start = LENGTH_BYTES + len(text)
-    _check_metadata(items.pop(METADATA, {}))
+    metadata = _check_metadata(items.pop(METADATA, {}))
     entries = {name: _entry(name, item) for name, item in items.items()}
     ordered = dict(sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].stop, pair[0])))
     _check_cover(ordered, size - data_start)
-    return Header(ordered, data_start)
+    return Header(ordered, data_start, metadata)
 
 
 def shown(name: str) -> str:
@@ -172,9 +176,10 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text[:40]} is not an integer")
 
 
-def _check_metadata(metadata: Any) -> None:
+def _check_metadata(metadata: Any) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         _refuse(f"{METADATA} must map text to text")
+    return metadata
 
 
 def _entry(name: str, item: Any) -> Entry:

@@ -15,7 +15,7 @@ from shared.problems import InvalidConfiguration, MissingTensor, UnknownTensor, 
 from shared.schemas import TensorKind, TensorSpec
 from shared.wire.header import DTYPES, shown
 
-__all__ = ["dtype_name", "load_into", "manifest_of", "state_of", "trainable"]
+__all__ = ["dtype_name", "load_into", "manifest_of", "state_of", "tied_names", "trainable"]
 
 _NAMES = {getattr(torch, dtype.torch): name for name, dtype in DTYPES.items()}
 
@@ -53,6 +53,14 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in model.named_parameters()
         if _kind(parameter) is TensorKind.PARAMETER
     }
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """The names of ``state_dict`` that the manifest lacks, and under which name their tensor is in it."""
+    live = {id(tensor): name for name, tensor in _tensors(model).items()}
+    state = model.state_dict(keep_vars=True)
+    found = {name: live.get(id(tensor), name) for name, tensor in state.items()}
+    return {name: first for name, first in found.items() if name != first}
 
 
 @torch.no_grad()

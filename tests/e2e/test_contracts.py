@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from feddisco.admin import download_model
+from feddisco.models import fetch_model
 from shared import wire
 from shared.config import RunConfig
 from shared.schemas import EnrolmentStatus, EnrolmentView, RunStatus
@@ -85,7 +85,7 @@ def answers(made: Deployment, given: RunConfig) -> dict[str, str]:
     task = task_of(given)
     model = task.build_model(given.model, given.seed).eval()
     out = made.folder / f"{given.name}.safetensors"
-    download_model(made.admin, given.name, out, None)
+    fetch_model(made.admin, given.name, out)
     with wire.opened(out) as file:
         load_into(model, {spec.name: file.tensor(wire.MODEL, spec.name) for spec in manifest_of(model)})
     images = torch.stack([torch.full((3, 8, 8), shade, dtype=torch.uint8) for shade in SHADES.values()])

@@ -1,0 +1,133 @@
+"""A run's model as a file that says what it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feddisco.model_choice import Choice, choose_model, scores_of
+from shared.model_files import ModelFacts, read_tensors, write_model
+from shared.problems import InvalidConfiguration
+from shared.versions import find_versions
+
+if TYPE_CHECKING:
+    from feddisco.admin import AdminClient
+    from shared.schemas import EvaluationView, RunView
+    from shared.tasks.base import Task
+
+__all__ = ["check_allowed", "describe_model", "fetch_model", "load_allowed_task"]
+
+BUILT_IN_PREFIX = "torchvision:"
+
+
+def fetch_model(
+    client: AdminClient,
+    run: str,
+    out: Path,
+    *,
+    round: str | None = None,
+    metric: str | None = None,
+    allow: Sequence[str] = (),
+    plain: bool = False,
+) -> str:
+    """Write a round's global model (the one that is scored) to ``out``; returns the sentence to print.
+
+    ``round`` and ``metric`` are those of :func:`feddisco.model_choice.choose_model`. ``plain``: the tensors
+    alone, byte by byte as the coordinator keeps them.
+
+    Raises:
+        InvalidConfiguration: there is no such model.
+    """
+    view = client.run(run)
+    choice = choose_model(view, client.rounds(run), round, metric)
+    if plain:
+        client.download(choice.digest, out)
+        return f"{out}: {choice.sentence}; sha256 {choice.digest}"
+    tensors = out.with_name(out.name + ".tensors")  # what an interrupted download left there is gone on with
+    client.download(choice.digest, tensors)
+    try:
+        note = _write_with_facts(view, choice, tensors, out, allow)
+    finally:
+        tensors.unlink()
+    return f"{out}: {choice.sentence}; tensors sha256 {choice.digest}{note}"
+
+
+def _write_with_facts(view: RunView, choice: Choice, tensors: Path, out: Path, allow: Sequence[str]) -> str:
+    """Returns what to say besides."""
+    try:
+        task = load_allowed_task(view.config.task, view.config.task_options, view.classes, allow)
+        check_allowed("model", view.config.model, allow)
+    except InvalidConfiguration as reason:
+        write_model(out, read_tensors(tensors), describe_model(view, choice))
+        return f".\nWithout preprocessing: {reason}"
+    write_model(out, read_tensors(tensors), describe_model(view, choice, task))
+    return ""
+
+
+def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> ModelFacts:
+    """What the file will say of itself; what only the task knows is left out where it is None."""
+    from shared.wire.tensors import tied_names
+
+    config = view.config
+    facts = ModelFacts(
+        run=view.run,
+        round=choice.number,
+        rounds=view.rounds,
+        task=config.task,
+        task_options=config.task_options,
+        model=config.model,
+        classes=view.classes,
+        algorithm=config.algorithm.name,
+        weighting=config.weighting.kind,
+        scores=scores_of(choice.evaluations),
+        per_category=_pool_categories(choice.evaluations),
+        test_examples=sum(each.examples for each in choice.evaluations),
+        model_digest=choice.digest,
+        made_with=find_versions("torch"),
+    )
+    if task is None:
+        return facts
+    return facts.model_copy(
+        update={
+            "model": config.model or getattr(task, "default_model", None),
+            "input_shape": tuple(task.input_shape),
+            "preprocessing": task.describe_inputs(),
+            "tied": tied_names(task.build_model(config.model, config.seed)),
+        }
+    )
+
+
+def _pool_categories(evaluations: Sequence[EvaluationView]) -> dict[str, float]:
+    """Of several evaluators, weighted by the size of their test sets."""
+    sums: dict[str, tuple[float, int]] = {}
+    for each in evaluations:
+        for name, value in each.per_category.items():
+            total, examples = sums.get(name, (0.0, 0))
+            sums[name] = total + value * each.examples, examples + each.examples
+    return {name: total / examples for name, (total, examples) in sums.items()}
+
+
+def check_allowed(what: str, name: str | None, allow: Sequence[str]) -> None:
+    """Raise :class:`InvalidConfiguration` for an import path that none of the patterns matches.
+
+    A file or a coordinator names it: to import it unasked would run code that somebody else chose.
+    """
+    if name is None or ":" not in name or name.startswith(BUILT_IN_PREFIX):
+        return
+    if not any(fnmatchcase(name, pattern) for pattern in allow):
+        raise InvalidConfiguration(
+            f"{what} {name!r} is not built in, and its code is not imported unasked.",
+            hint=f"If you know it, allow it: --allow {name}, or feddisco.load(..., allow=[{name!r}]).",
+        )
+
+
+def load_allowed_task(
+    name: str, options: dict[str, object], classes: tuple[str, ...], allow: Sequence[str]
+) -> Task:
+    """The task that a file or a coordinator names, if it is built in or allowed."""
+    check_allowed("task", name, allow)
+    from shared.tasks import load_task
+
+    return load_task(name, options, classes)

@@ -1,0 +1,113 @@
+"""Scores of a model by name: which way is better, several evaluators' as one, the best round.
+
+``accuracy`` and ``loss`` are in every evaluation; all others are in its ``extra``, by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.schemas import Metrics
+
+__all__ = [
+    "Standing",
+    "describe_score",
+    "find_score",
+    "is_better",
+    "is_lower_better",
+    "pool",
+    "rank",
+    "standing",
+]
+
+_LOWER = ("loss", "error")
+_SHARES = ("accuracy", "f1", "auroc", "sensitivity", "specificity", "precision", "recall")
+
+
+def is_lower_better(name: str) -> bool:
+    """Losses and errors, by their name; every other score is better when it is higher.
+
+    >>> [is_lower_better(name) for name in ("loss", "calibration_error", "auroc")]
+    [True, True, False]
+    """
+    return any(word in _kind(name) for word in _LOWER)
+
+
+def _kind(name: str) -> str:
+    """Without the class that it is about: ``sensitivity`` of ``sensitivity:melanoma``."""
+    return name.partition(":")[0].lower()
+
+
+def is_better(name: str, value: float, than: float, by: float = 0.0) -> bool:
+    """Whether ``value`` is better by more than ``by``."""
+    return than - value > by if is_lower_better(name) else value - than > by
+
+
+def find_score(metrics: Metrics, name: str | None) -> float | None:
+    """The score called ``name``; without a name the accuracy, or the loss where there is none."""
+    if name == "accuracy" or (name is None and metrics.accuracy is not None):
+        return metrics.accuracy
+    if name in ("loss", None):
+        return metrics.loss
+    return metrics.extra.get(str(name))
+
+
+def pool(evaluations: Sequence[Metrics], name: str | None) -> float | None:
+    """Several evaluators' score of one model, weighted by their examples; None: somebody has none.
+
+    The same bits in whatever order they come.
+    """
+    found = [(find_score(each, name), each.examples) for each in evaluations]
+    known = [(value, examples) for value, examples in found if value is not None]
+    if not known or len(known) < len(found):
+        return None
+    if len(known) == 1:
+        return known[0][0]
+    return math.fsum(value * examples for value, examples in known) / sum(examples for _, examples in known)
+
+
+def rank(scores: Mapping[int, float | None], name: str) -> list[int]:
+    """Rounds that have a score, the best first; of equals the earlier one."""
+    known = {number: value for number, value in scores.items() if value is not None}
+    sign = 1 if is_lower_better(name) else -1
+    return sorted(known, key=lambda number: (sign * known[number], number))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The best round so far, its score, and how many scored rounds came after it without being better."""
+
+    best_round: int
+    best: float
+    since: int
+
+
+def standing(scores: Iterable[tuple[int, float | None]], name: str, by: float = 0.0) -> Standing | None:
+    """Of rounds in their order; better is who is better by more than ``by``. None: no round has a score.
+
+    A round that was scored but has no number (the loss is not finite) counts as not better.
+
+    >>> standing([(1, 0.5), (2, 0.7), (3, 0.6), (4, None)], "accuracy")
+    Standing(best_round=2, best=0.7, since=2)
+    """
+    found: Standing | None = None
+    for number, value in scores:
+        if value is not None and (found is None or is_better(name, value, found.best, by)):
+            found = Standing(number, value, 0)
+        elif found is not None:
+            found = Standing(found.best_round, found.best, found.since + 1)
+    return found
+
+
+def describe_score(name: str, value: float) -> str:
+    """For a sentence: shares in per cent, all else with four digits.
+
+    >>> describe_score("accuracy", 0.3151), describe_score("loss", 1.23456)
+    ('accuracy 31.51 %', 'loss 1.235')
+    """
+    is_share = any(word in _kind(name) for word in _SHARES) and 0 <= value <= 1
+    return f"{name} {100 * value:.2f} %" if is_share else f"{name} {value:.4g}"

@@ -1,0 +1,258 @@
+"""A run's model taken home: which round, what the file says of itself, and using it from the file alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from feddisco.loaded import load
+from feddisco.main import app
+from shared import wire
+from shared.model_files import LARGEST_BYTES, ModelFacts, read_facts, read_tensors, write_model
+from shared.problems import InvalidConfiguration
+from shared.schemas import Role
+from shared.tasks import load_task
+from shared.wire.digests import digest_of
+from shared.wire.tensors import state_of, tied_names
+from tests.helpers import awkward_model
+from tests.helpers.live_coordinator import ADMIN, Live, live
+from tests.helpers.own_tasks import Slow
+from tests.helpers.worker_crew import create, worker
+
+OWN = "tests.helpers.own_tasks:Slow"
+
+
+@pytest.fixture(scope="module")
+def trained(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Runs ``demo`` (three rounds, scored), ``own`` (a task of one's own) and ``waiting`` (nobody came)."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "test.sqlite").write_bytes(migrated_sqlite.read_bytes())
+    with live(f"sqlite:///{folder / 'test.sqlite'}", folder) as at:
+        local = {"steps": 30, "batch_size": 16, "learning_rate": 0.05}
+        create(at, rounds=3, local=local, partition="iid:2", weighting={"kind": "sizes"})
+        part = {"partition": "run", "run": "demo"}
+        crew = [worker(at, folder, f"site-{index}", index=index, **part) for index in range(2)]
+        crew.append(worker(at, folder, "judge", role=Role.EVALUATOR, run="demo"))
+        assert [member.join() for member in crew] == [0, 0, 0], crew[0].log
+        create(at, name="own", task=OWN, task_options={"seconds_a_step": 0.0}, rounds=1, min_clients=1)
+        alone = worker(at, folder, "own", task=OWN, task_options={"seconds_a_step": 0.0}, run="own")
+        assert alone.join() == 0, alone.log
+        create(at, name="waiting")
+        yield at
+
+
+def console(at: Live, *arguments: object, code: int = 0) -> Result:
+    variables = {"FEDDISCO_ADMIN_TOKEN": ADMIN, "FEDDISCO_URL": at.url}
+    answer = CliRunner().invoke(app, [str(part) for part in arguments], env=variables)
+    assert answer.exit_code == code, (answer.output, answer.exception)
+    return answer
+
+
+def refusal(at: Live, *arguments: object) -> str:
+    answer = console(at, *arguments, code=1)
+    assert isinstance(answer.exception, InvalidConfiguration)
+    return str(answer.exception)
+
+
+def write_digit(path: Path, number: int) -> int:
+    """An image of the collection as a picture file; returns its class."""
+    examples = load_task("digits").load("test", None, 0)
+    pixels = (examples.inputs[number, 0].float() * (255 / 16)).round().to(torch.uint8).numpy()
+    Image.fromarray(pixels).save(path)
+    return int(examples.targets[number])
+
+
+# ---------------------------------------------------------------- which round
+
+
+def test_the_newest_is_taken_and_a_better_one_is_named(trained: Live, tmp_path: Path) -> None:
+    scores = {
+        one["round"]: one["evaluations"][0]["accuracy"]
+        for one in trained.admin.get("/runs/demo/rounds").json()
+    }
+    best = max(scores, key=lambda number: (scores[number], -number))
+    said = console(trained, "run", "model", "demo", tmp_path / "last.safetensors").output
+    assert f"round 3 of 3, accuracy {100 * scores[3]:.2f} %" in said
+    assert ("was better" in said) == (scores[best] > scores[3])
+    console(trained, "run", "model", "demo", tmp_path / "best.safetensors", "--round", "best")
+    assert read_facts(tmp_path / "best.safetensors").round == best
+    console(
+        trained, "run", "model", "demo", tmp_path / "loss.safetensors", "--round", "best", "--metric", "loss"
+    )
+    assert (
+        read_facts(tmp_path / "loss.safetensors").scores["loss"]
+        <= read_facts(tmp_path / "last.safetensors").scores["loss"]
+    )
+
+
+def test_a_run_without_a_completed_round_gives_no_model(trained: Live, tmp_path: Path) -> None:
+    out = tmp_path / "none.safetensors"
+    assert "no completed round yet" in refusal(trained, "run", "model", "waiting", out)
+    assert "no completed round yet" in refusal(trained, "run", "model", "waiting", out, "--round", "best")
+    assert list(tmp_path.iterdir()) == []
+    assert "the initial model" in console(trained, "run", "model", "waiting", out, "--round", "0").output
+    assert read_facts(out).round == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--round", "9"), "no completed round 9"),
+        (("--round", "newest"), "no completed round newest"),
+        (("--round", "best", "--metric", "beauty"), "No round of demo has a score called 'beauty'"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    trained: Live, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal(trained, "run", "model", "demo", tmp_path / "x", *arguments)
+
+
+# ---------------------------------------------------------------- what the file says
+
+
+def test_the_file_says_what_it_is_of_and_the_stored_digest_stays(trained: Live, tmp_path: Path) -> None:
+    out = tmp_path / "model.safetensors"
+    console(trained, "run", "model", "demo", out, "--round", "2")
+    facts = read_facts(out)
+    stored = trained.admin.get("/runs/demo/rounds/2").json()["scored_model"]
+    assert (facts.run, facts.round, facts.rounds, facts.task, facts.model) == ("demo", 2, 3, "digits", "mlp")
+    assert facts.classes == tuple("0123456789")
+    assert facts.preprocessing["range"] == [0, 16]
+    assert facts.test_examples == 359
+    assert set(facts.per_category) == set(facts.classes)
+    assert facts.model_digest == stored
+    assert wire.write(tmp_path / "again", {"model": read_tensors(out)}).digest == stored
+    console(trained, "run", "model", "demo", tmp_path / "plain", "--round", "2", "--plain")
+    assert digest_of(tmp_path / "plain") == stored
+    with safe_open(out, "pt") as file:
+        assert file.metadata()["format"] == "pt"
+        assert json.loads(file.metadata()["feddisco"])["run"] == "demo"
+
+
+def test_tied_weights_load_strictly_in_plain_pytorch(tmp_path: Path) -> None:
+    model = awkward_model.build()
+    with torch.no_grad():
+        model.down.weight.fill_(0.25)
+    tied = tied_names(model)
+    assert tied == {"up.weight": "down.weight"}
+    facts = facts_of(tied=tied)
+    write_model(tmp_path / "tied.safetensors", state_of(model), facts)
+    plain = awkward_model.build()
+    plain.load_state_dict(load_file(tmp_path / "tied.safetensors"), strict=True)
+    assert plain.up.weight is plain.down.weight
+    assert float(plain.up.weight.detach()[0, 0]) == 0.25
+    unique = wire.write(tmp_path / "unique", {"model": state_of(model)}).digest
+    again = wire.write(tmp_path / "again", {"model": read_tensors(tmp_path / "tied.safetensors", tied)})
+    assert again.digest == unique
+    load_model(awkward_model.build(), tmp_path / "unique", strict=True)  # wants each tensor once
+
+
+def facts_of(**changes: object) -> ModelFacts:
+    given = {
+        "run": "x", "round": 1, "rounds": 1, "task": "digits", "classes": tuple("0123456789"),
+        "algorithm": "fedavg", "weighting": "disco", "model_digest": "0" * 64,
+    }  # fmt: skip
+    return ModelFacts.model_validate(given | changes)
+
+
+def test_the_header_stays_small(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(1)}
+    many = {f"class {number:060}": 0.5 for number in range(16_000)}
+    write_model(tmp_path / "many", tensors, facts_of(per_category=many))
+    assert read_facts(tmp_path / "many").per_category == {}
+    with pytest.raises(InvalidConfiguration, match="--plain"):
+        write_model(tmp_path / "huge", tensors, facts_of(task_options={"text": "x" * LARGEST_BYTES}))
+    assert not (tmp_path / "huge").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"run": 1}', "[" * 5000])
+def test_a_file_that_lies_about_itself_is_refused(tmp_path: Path, text: str) -> None:
+    wire.write(tmp_path / "bad", {"model": {"a": torch.zeros(1)}}, metadata={"feddisco": text})
+    with pytest.raises(InvalidConfiguration, match="cannot be read"):
+        read_facts(tmp_path / "bad")
+
+
+def test_no_model_file_is_said_in_a_sentence(tmp_path: Path) -> None:
+    wire.write(tmp_path / "plain", {"model": {"a": torch.zeros(1)}})
+    (tmp_path / "text").write_text("hello, this is no model")
+    with pytest.raises(InvalidConfiguration, match="does not say what they are of"):
+        read_facts(tmp_path / "plain")
+    with pytest.raises(InvalidConfiguration, match="is no model file"):
+        read_facts(tmp_path / "text")
+    with pytest.raises(InvalidConfiguration, match="No such file"):
+        read_facts(tmp_path / "nowhere")
+
+
+# ---------------------------------------------------------------- using it
+
+
+def test_one_line_gives_model_transform_and_classes(trained: Live, tmp_path: Path) -> None:
+    out = tmp_path / "digits.safetensors"
+    console(trained, "run", "model", "demo", out)
+    loaded = load(out)
+    model, transform, classes = loaded
+    assert isinstance(model, nn.Module)
+    assert not model.training
+    labels = [write_digit(tmp_path / f"{number}.png", number) for number in range(30)]
+    paths = [tmp_path / f"{number}.png" for number in range(30)]
+    with torch.inference_mode():
+        places = model(transform(paths)).argmax(dim=1)
+    examples = load_task("digits").load("test", None, 0)
+    assert torch.equal(transform(paths), transform(examples.inputs[:30]))
+    assert transform(paths[0]).shape == (1, 1, 8, 8)
+    said = [each.label for each in loaded.predict(*paths)]
+    assert said == [classes[place] for place in places]
+    assert np.mean([int(one or -1) == label for one, label in zip(said, labels, strict=True)]) > 0.7
+
+
+def test_predict_prints_class_and_probability_and_names_what_it_cannot_read(
+    trained: Live, tmp_path: Path
+) -> None:
+    out = tmp_path / "digits.safetensors"
+    console(trained, "run", "model", "demo", out)
+    write_digit(tmp_path / "zero.png", 0)
+    (tmp_path / "broken.png").write_bytes(b"<html>not found</html>")
+    lines = console(trained, "predict", out, tmp_path / "zero.png", "--top", "3").output.splitlines()
+    name, *pairs = lines[0].split("\t")
+    assert (len(lines), name, len(pairs)) == (1, str(tmp_path / "zero.png"), 6)
+    assert float(pairs[1]) >= float(pairs[3]) >= float(pairs[5])
+    answer = console(
+        trained, "predict", out, tmp_path / "broken.png", tmp_path / "zero.png", "--json", code=1
+    )
+    told = json.loads(answer.stdout)
+    assert told["class"] == pairs[0]
+    assert sum(told["probabilities"].values()) == pytest.approx(1)
+    assert "broken.png is not an image: it is a web page" in answer.stderr
+
+
+def test_code_that_a_file_names_is_not_imported_unasked(trained: Live, tmp_path: Path) -> None:
+    out = tmp_path / "own.safetensors"
+    said = console(trained, "run", "model", "own", out).output
+    assert "Without preprocessing" in said
+    assert read_facts(out).preprocessing == {}
+    for allow in ([], ["tests.helpers.own_tasks:Own"], ["tests.other*"]):
+        with pytest.raises(InvalidConfiguration, match="not imported unasked"):
+            load(out, allow=allow)
+    assert isinstance(load(out, allow=["tests.helpers.*"]).task, Slow)
+    console(trained, "run", "model", "own", out, "--allow", "tests.helpers.*")
+    assert read_facts(out).preprocessing["range"] == [0, 16]
+
+
+def test_a_model_that_was_taken_home_starts_another_run(trained: Live, tmp_path: Path) -> None:
+    out = tmp_path / "start.safetensors"
+    console(trained, "run", "model", "demo", out)
+    given = tmp_path / "again.yaml"
+    given.write_text("name: again\ntask: digits\nrounds: 1\n")
+    console(trained, "run", "create", given, "--weights", out)
+    assert trained.run("again")["initial_model"] == read_facts(out).model_digest
