@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import datetime as dt
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -15,6 +12,7 @@ from server.api.dependencies import Viewer
 from server.api.documents import REFUSALS
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
+from server.clock import Clock, utc_now
 from server.coordinator import Coordinator
 from server.database.session import make_engine
 from server.database.store import Store
@@ -28,6 +26,7 @@ from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import ACTOR, Runner
+from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
@@ -37,23 +36,21 @@ from server.web.security import Guard, KnownClient, hash_token, load_admin_token
 from shared.problems import Problem
 from shared.versions import VERSION
 
-__all__ = ["create_app", "make_coordinator", "utc_now"]
+__all__ = ["create_app", "make_coordinator", "prepare"]
 
 JSON_BYTES = 2**20
 THREADS_SQLITE = 4
 """SQLite runs in this process: more threads only contend for its lock (12 take a third more CPU)."""
 THREADS_POSTGRES = 12
 
-log = logging.getLogger("feddisco")
 
+def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordinator:
+    """The parts, not started yet. The database must be at the current schema.
 
-def utc_now() -> dt.datetime:
-    return dt.datetime.now(dt.UTC)
-
-
-def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_now) -> Coordinator:
-    """The parts, not started yet. The database must be at the current schema."""
+    ``clock``: otherwise the system's; with PostgreSQL the database's, since several coordinators share it.
+    """
     store = Store(make_engine(settings.database))
+    clock = clock or Clock(store.read_time if settings.on_postgres else utc_now)
     blobs = BlobStore(settings.data_folder / "blobs")
     hub, telemetry, integrity = Hub(), Telemetry(), BlobIntegrity()
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
@@ -87,6 +84,7 @@ def make_coordinator(settings: Settings, clock: Callable[[], dt.datetime] = utc_
         guard=Guard(admin=load_admin_token(settings), viewer=viewer, find=find),
         telemetry=telemetry,
         runner=runner,
+        timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, settings.max_update_bytes, clock),
         enrolments=Enrolments(store, runner, clock),
         assignments=Assignments(store, runner, clock),
@@ -147,8 +145,7 @@ def _render_page(request: Request, problem: Problem, answer: Response) -> Respon
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     coordinator: Coordinator = app.state.coordinator
-    await coordinator.threads.run(_seed_join_tokens, coordinator)
-    await coordinator.threads.run(coordinator.runner.make_up_for_absence)
+    await coordinator.threads.run(prepare, coordinator)
     async with AsyncExitStack() as stack:
         stack.callback(coordinator.close)
         await stack.enter_async_context(_background(coordinator))
@@ -156,32 +153,28 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         coordinator.hub.close()
 
 
+def prepare(coordinator: Coordinator) -> None:
+    """What is written before the first request. Harmless to repeat."""
+    for token in coordinator.settings.join_tokens:
+        coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
+    coordinator.timekeeper.start()
+
+
 @asynccontextmanager
 async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     """Tasks that live as long as the application; cancelled at its end."""
-    tasks = [asyncio.create_task(coordinator.runner.run()), asyncio.create_task(coordinator.presence.run())]
+    runner, background = coordinator.runner, coordinator.background
+    background.start("deadlines", runner.run(coordinator.timekeeper.keep))
+    background.start("collection", runner.collect())
+    background.start("presence", coordinator.presence.run())
     if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay
 
         relay = PostgresRelay(coordinator.settings.database, coordinator.hub)
         coordinator.hub.relay = relay
-        tasks.append(asyncio.create_task(relay.run()))
-    for task in tasks:
-        task.add_done_callback(_log_end)
-    coordinator.runner.warm_up()
+        background.start("relay", relay.run())
+    runner.warm_up()
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _log_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("a background task has ended: %s", error, exc_info=error)
-
-
-def _seed_join_tokens(coordinator: Coordinator) -> None:
-    for token in coordinator.settings.join_tokens:
-        coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
+        await background.cancel()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from server.background import Background
 from server.blobs import BlobStore
 from server.blobs.cache import BlobCache
+from server.clock import Clock
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.runs.assignments import Assignments
@@ -17,6 +17,7 @@ from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import Runner
+from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
@@ -31,14 +32,16 @@ class Coordinator:
     """Everything that lives as long as the process."""
 
     settings: Settings
-    clock: Callable[[], dt.datetime]
+    clock: Clock
     threads: Threads
+    background: Background = field(default_factory=Background)
     # what it keeps
     store: Store
     blobs: BlobStore
     blob_cache: BlobCache = field(default_factory=BlobCache)
     # what it does with a run
     runner: Runner
+    timekeeper: TimeKeeper
     control: Control
     enrolments: Enrolments
     assignments: Assignments

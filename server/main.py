@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from server.clock import utc_now
 from server.monitoring.logs import logging_config
+from server.ownership import owning
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
 if TYPE_CHECKING:
     from server.wakeups.hub import Hub
 
-__all__ = ["Server", "migrate", "options", "serve"]
+__all__ = ["Server", "check_storage", "migrate", "options", "serve"]
 
 GRACE_SECONDS = 2
 KEEP_ALIVE_SECONDS = 75  # longer than a long poll, so that workers' connections live on
@@ -42,8 +44,9 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
     for name in unknown_variables(known_elsewhere):
         log.warning("%s is not a setting of the coordinator; is it misspelt?", name)
     try:
-        listener = _prepare(settings, migrate)
-        return _run(settings, listener)
+        with contextlib.ExitStack() as held:
+            listener = _prepare(settings, migrate, held)
+            return _run(settings, listener)
     except Problem as problem:
         sys.stderr.write(f"feddisco server: {problem}\n")
         return 2
@@ -52,10 +55,12 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
 def migrate(settings: Settings) -> int:
     """Bring the database's schema to this program's version; the exit code."""
     from server.database.migrations import upgrade
+    from server.database.session import sqlite_file
 
     try:
         _make_folder(settings.data_folder)
-        upgrade(settings.database)
+        with owning(sqlite_file(settings.database), "a migration", utc_now()):
+            upgrade(settings.database)
     except Problem as problem:
         sys.stderr.write(f"feddisco server migrate: {problem}\n")
         return 2
@@ -63,15 +68,15 @@ def migrate(settings: Settings) -> int:
     return 0
 
 
-def _prepare(settings: Settings, migrate: bool) -> socket.socket:
+def _prepare(settings: Settings, migrate: bool, held: contextlib.ExitStack) -> socket.socket:
+    """``held``: takes what this process holds until its end."""
+    from server.database.session import sqlite_file
+
     _make_folder(settings.data_folder)
     _check_tls(settings)
-    listener = _listen(settings.host, settings.port)
-    try:
-        _check_schema(settings, migrate)
-    except BaseException:
-        listener.close()
-        raise
+    listener = held.enter_context(_listen(settings.host, settings.port))
+    held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
+    check_storage(settings, migrate=migrate)
     return listener
 
 
@@ -144,17 +149,25 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _check_schema(settings: Settings, migrate: bool) -> None:
-    """SQLite belongs to one coordinator, which migrates it; PostgreSQL waits for its operator."""
+def check_storage(settings: Settings, *, migrate: bool) -> None:
+    """The database has the present schema, and the blob folder is its own. Raises a :class:`Problem`.
+
+    SQLite belongs to one coordinator, which migrates it; PostgreSQL waits for its operator.
+    """
+    from server.blobs import BlobStore
+    from server.blobs.owner import check_owner
     from server.database.migrations import check_current, upgrade
     from server.database.session import make_engine
+    from server.database.store import Store
 
-    if migrate or not settings.on_postgres:
-        upgrade(settings.database)
-        return
     engine = make_engine(settings.database)
     try:
+        if migrate or not settings.on_postgres:
+            upgrade(settings.database)
         check_current(engine)
+        store, blobs = Store(engine), BlobStore(settings.data_folder / "blobs")
+        recorded = store.counts()["blobs"]["number"]
+        check_owner(blobs.folder, store.database_id(utc_now()), recorded_blobs=recorded)
     finally:
         engine.dispose()
 

@@ -25,7 +25,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"model": Health, "description": "Something is missing"}})
 async def readyz(coordinator: Coordinator) -> Response:
-    """Whether the database answers, its schema fits this program, and blobs can be written."""
+    """Whether the database answers, its schema fits this program, blobs can be written, and all tasks run."""
     checks = await coordinator.threads.run(_run_checks, coordinator)
     ready = all(word == "ok" for word in checks.values())
     health = Health(status="ok" if ready else "unavailable", version=VERSION, checks=checks)
@@ -37,6 +37,7 @@ def _run_checks(coordinator: Coordinator) -> dict[str, str]:
         "database": lambda: coordinator.store.latest_event_id(None),
         "schema": lambda: check_current(coordinator.store.engine),
         "blobs": coordinator.blobs.check,
+        "background": coordinator.background.check,
     }
     return {name: _summarise(check) for name, check in checks.items()}
 

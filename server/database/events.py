@@ -11,14 +11,13 @@ import sqlalchemy as sa
 
 from server.database.configs import require_run
 from server.database.session import Reading, Writing
-from server.database.tables import clean_text, clients, events, participants
+from server.database.tables import clean_text, events
 from server.lifecycle import effects
 from shared.schemas import EventView
 
 __all__ = [
     "KINDS",
     "add_events",
-    "find_last_activity",
     "list_events",
     "make_storable",
     "newest_event_id",
@@ -114,10 +113,3 @@ def newest_event_id(connection: Reading, run: str | None) -> int:
         statement = statement.where(events.c.run == run)
     newest: int | None = connection.select(statement).scalar()
     return newest or 0
-
-
-def find_last_activity(connection: Reading) -> dt.datetime | None:
-    """When something last came in or happened, by any coordinator; None before the first event."""
-    columns = (events.c.at, clients.c.last_seen_at, participants.c.heartbeat_at)
-    found = [connection.select(sa.select(sa.func.max(column))).scalar_one() for column in columns]
-    return max((at for at in found if at is not None), default=None)

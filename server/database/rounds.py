@@ -154,9 +154,9 @@ def list_overdue(connection: Reading, now: dt.datetime) -> list[str]:
     return list(connection.select(_COLLECTING.where(rounds.c.deadline_at <= now)).scalars())
 
 
-def list_collecting(connection: Reading) -> list[str]:
-    """Runs whose round waits for updates."""
-    return list(connection.select(_COLLECTING).scalars())
+def list_collecting(connection: Reading) -> list[tuple[str, dt.datetime]]:
+    """Runs whose round waits for updates, and when that round was opened."""
+    return [(run, at) for run, at in connection.select(_COLLECTING.add_columns(rounds.c.opened_at))]
 
 
 # -------------------------------------------------------------------- heartbeats

@@ -15,6 +15,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -32,6 +33,7 @@ __all__ = [
     "make_engine",
     "parse_url",
     "reading",
+    "sqlite_file",
     "translated",
     "writing",
 ]
@@ -121,6 +123,12 @@ def parse_url(url: str) -> sa.URL:
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     raise InvalidConfiguration(f"no database driver for {parsed.drivername}://", hint=_URL_HINT)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The database's file; None for PostgreSQL. Raises :class:`InvalidConfiguration`."""
+    parsed = parse_url(url)
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
 
 
 _URL_HINT = "Use sqlite:///path/to/file or postgresql://user:password@host:port/name."

@@ -23,6 +23,7 @@ from server.database import (
     counts,
     evaluations,
     events,
+    installation,
     join_tokens,
     rounds,
     runs,
@@ -303,13 +304,21 @@ class Store:
         """Runs whose collecting round is past its deadline: apply TimePassed."""
         return self._read(rounds.list_overdue, now)
 
-    def collecting(self) -> list[str]:
-        """Runs whose round waits for updates."""
+    def collecting(self) -> list[tuple[str, dt.datetime]]:
+        """Runs whose round waits for updates, and since when it does."""
         return self._read(rounds.list_collecting)
 
-    def last_sign_of_life(self) -> dt.datetime | None:
-        """When something last came in or happened here, at any coordinator; accurate to a few seconds."""
-        return self._read(events.find_last_activity)
+    def database_id(self, now: dt.datetime) -> str:
+        """The same for ever; made when it is first asked for."""
+        return self._writer.write(lambda connection: installation.make_id(connection, now))
+
+    def note_alive(self, now: dt.datetime) -> dt.datetime | None:
+        """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
+        return self._writer.write(lambda connection: installation.note_alive(connection, now), durable=False)
+
+    def read_time(self) -> dt.datetime:
+        """PostgreSQL only: its time of day."""
+        return self._read(installation.read_time)
 
     def aggregating(self) -> list[OpenAggregation]:
         """Rounds being aggregated, oldest first, with since when."""

@@ -20,6 +20,7 @@ __all__ = [
     "enrolments",
     "evaluations",
     "events",
+    "installation",
     "join_tokens",
     "metadata",
     "participants",
@@ -253,4 +254,19 @@ blobs = sa.Table(
     _column("digest", Sha256, primary_key=True),
     _column("bytes", sa.BigInteger),
     _column("created_at", UtcDateTime),
+)
+
+installation = sa.Table(
+    "installation",
+    metadata,
+    _column(
+        "one",
+        sa.SmallInteger,
+        sa.CheckConstraint("one = 1", name="one"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    _column("id", sa.String(32)),
+    _column("created_at", UtcDateTime),
+    _column("alive_at", UtcDateTime, null=True, comment="when a coordinator last noted that it is alive"),
 )

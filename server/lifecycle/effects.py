@@ -22,7 +22,7 @@ Kind = Literal[
     "run_completed",
     "round_waiting",  # too few trainers are ready to open one
     "round_opened",
-    "deadline_moved",  # the coordinator was away for a while
+    "deadline_moved",  # the coordinator was away for a while, or its clock was set
     "round_closed",  # nobody is waited for any more, enough updates have arrived
     "round_completed",
     "round_abandoned",

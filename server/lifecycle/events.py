@@ -111,7 +111,10 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorReturned:
-    """There was no coordinator for this time, so nobody could deliver: it counts for no deadline."""
+    """There was no coordinator for this time, so nobody could deliver: it counts for no deadline.
+
+    Also the step by which the time of day was set; negative if it was set back.
+    """
 
     absence: dt.timedelta
 

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
-import logging
-from collections.abc import Callable
 
+from server.background import repeat
+from server.clock import Clock
 from server.database.store import Store
 from server.threads import Threads
-from shared.problems import ServiceFault
 
 __all__ = ["Presence"]
 
 FLUSH_SECONDS = 5.0
-CHECK_EVERY = dt.timedelta(seconds=5)
-_LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
-log = logging.getLogger("feddisco")
+CHECK_SECONDS = 5.0
 
 
 class Presence:
     """A poll costs a dictionary entry, not a write transaction with its wait for the disk."""
 
-    def __init__(self, store: Store, threads: Threads, clock: Callable[[], dt.datetime]) -> None:
+    def __init__(self, store: Store, threads: Threads, clock: Clock) -> None:
         self._store = store
         self._threads = threads
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
-        self._checked: dict[str, dt.datetime] = {}
+        self._checked: dict[str, float] = {}  # by the monotonic clock
 
     def note(self, client: str) -> bool:
         """The client polls. Whether to check, once in a few seconds, if it counts as away in some run."""
-        now = self._clock()
-        self._seen[client] = now
-        if now - self._checked.get(client, _LONG_AGO) < CHECK_EVERY:
+        self._seen[client] = self._clock()
+        now = self._clock.monotonic()
+        if client in self._checked and now - self._checked[client] < CHECK_SECONDS:
             return False
         self._checked[client] = now
         return True
@@ -49,9 +45,7 @@ class Presence:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                await self._threads.run(self.flush)
-            except ServiceFault as fault:
-                log.warning("cannot note who was seen: %s", fault.detail)
+        await repeat(FLUSH_SECONDS, self._flush_on_thread, "cannot note who was seen")
+
+    async def _flush_on_thread(self) -> None:
+        await self._threads.run(self.flush)

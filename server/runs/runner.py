@@ -13,16 +13,18 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from server.background import repeat
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
+from server.clock import Clock
 from server.database.store import Store
 from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import (
     AggregationFailed,
     AggregationFinished,
-    CoordinatorReturned,
     Event,
     TimePassed,
 )
@@ -33,6 +35,7 @@ from server.wakeups.hub import Hub
 from shared.problems import Conflict, ServiceFault
 
 if TYPE_CHECKING:
+    from server.database.aggregations import OpenAggregation
     from server.database.step.facts import AggregationFacts, Facts
     from server.lifecycle.machine import Decision
 
@@ -40,9 +43,11 @@ __all__ = ["ACTOR", "Runner"]
 
 ACTOR = "coordinator"
 SWEEP_SECONDS = 1.0
-ORPHANED_AFTER = dt.timedelta(seconds=60)
-RETRY = dt.timedelta(seconds=1)  # the first delay; doubled up to ORPHANED_AFTER
+ORPHANED_AFTER_SECONDS = 60.0
+RETRY_SECONDS = 1.0  # the first delay; doubled up to ORPHANED_AFTER_SECONDS
 COLLECT_SECONDS = 3600.0
+
+Key = tuple[str, int, int]  # run, round, attempt
 
 log = logging.getLogger("feddisco.rounds")
 
@@ -60,7 +65,7 @@ class Runner:
         threads: Threads,
         telemetry: Telemetry,
         settings: Settings,
-        clock: Callable[[], dt.datetime],
+        clock: Clock,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -72,9 +77,11 @@ class Runner:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = ThreadPoolExecutor(settings.aggregation_threads, "feddisco-aggregate")
-        self._busy: set[tuple[str, int, int]] = set()
-        # a round whose aggregation met a fault: when to try again, and after which delay
-        self._retries: dict[tuple[str, int, int], tuple[dt.datetime, dt.timedelta]] = {}
+        self._busy: set[Key] = set()
+        # a round whose aggregation met a fault: when to try again, by the monotonic clock; after which delay
+        self._retries: dict[Key, tuple[float, float]] = {}
+        # a round that is AGGREGATING and not here: from when on it is no longer left to other processes
+        self._orphans: dict[Key, float] | None = None
         self._closing = False
 
     # ------------------------------------------------------------ on any thread
@@ -117,16 +124,6 @@ class Runner:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work, *args)
 
-    def make_up_for_absence(self) -> None:
-        """Before the first request: time in which there was no coordinator counts for no deadline."""
-        runs = self._store.collecting()
-        last = self._store.last_sign_of_life() if runs else None  # reads the whole log
-        if last is None:
-            return
-        absence = max(dt.timedelta(0), self._clock() - last)
-        for run in runs:
-            self.commit(run, CoordinatorReturned(absence), actor=ACTOR)
-
     # ------------------------------------------------------------ on the event loop
 
     def carry_out(self, run: str, decision: Decision) -> None:
@@ -152,21 +149,28 @@ class Runner:
         done = asyncio.get_running_loop().run_in_executor(self._workers, self._aggregate, *key)
         done.add_done_callback(lambda future: self._finished(key, future))
 
-    def _finished(self, key: tuple[str, int, int], future: asyncio.Future[None]) -> None:
+    def _finished(self, key: Key, future: asyncio.Future[None]) -> None:
         self._busy.discard(key)
-        _, delay = self._retries.pop(key, (None, RETRY / 2))
+        _, delay = self._retries.pop(key, (0.0, RETRY_SECONDS / 2))
         if not future.cancelled() and (error := future.exception()) is not None:
-            delay = min(2 * delay, ORPHANED_AFTER)
-            self._retries[key] = (self._clock() + delay, delay)
-            log.error("round %d of %s stays open: %s; tried again in %s", key[1], key[0], error, delay)
+            delay = min(2 * delay, ORPHANED_AFTER_SECONDS)
+            self._retries[key] = (self._clock.monotonic() + delay, delay)
+            log.error("round %d of %s stays open: %s; tried again in %g s", key[1], key[0], error, delay)
             log.debug("the reason", exc_info=error)
 
-    async def run(self) -> None:
-        """Until cancelled: pick up what an earlier process left, then sweep and collect."""
+    async def run(self, keep_time: Callable[[], None]) -> None:
+        """Until cancelled: pick up what an earlier process left, then watch deadlines and aggregations.
+
+        ``keep_time`` is called on a thread before each look at the deadlines.
+        """
         self._loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep())
-            tasks.create_task(self._collect())
+        await repeat(
+            SWEEP_SECONDS, partial(self._sweep, keep_time), "cannot look at deadlines now", at_once=True
+        )
+
+    async def collect(self) -> None:
+        """Until cancelled: delete now and then what no run refers to."""
+        await repeat(COLLECT_SECONDS, self._collect, "cannot collect unreferenced files now")
 
     def close(self) -> None:
         """Wait for the aggregation under way; those still in the queue are left to the next start."""
@@ -177,18 +181,10 @@ class Runner:
         """Import PyTorch now, in the background, rather than in the first round."""
         self._workers.submit(_import_aggregation)
 
-    async def _sweep(self) -> None:
-        orphaned_after = dt.timedelta(0)  # at the start this process has nothing under way
-        while True:
-            try:
-                await self._threads.run(self._pass_time)
-                await self._adopt_orphans(orphaned_after)
-                orphaned_after = ORPHANED_AFTER
-            except ServiceFault as fault:
-                log.warning("cannot look at deadlines now: %s", fault.detail)
-            except Exception:  # without this loop no deadline would ever end a round again
-                log.exception("cannot look at deadlines now")
-            await asyncio.sleep(SWEEP_SECONDS)
+    async def _sweep(self, keep_time: Callable[[], None]) -> None:
+        await self._threads.run(keep_time)
+        await self._threads.run(self._pass_time)
+        await self._adopt_orphans()
 
     def _pass_time(self) -> None:
         for run in self._store.overdue(self._clock()):
@@ -201,23 +197,19 @@ class Runner:
             except Exception:  # other runs' deadlines go on
                 log.exception("the deadline of run %s cannot be applied", run)
 
-    async def _adopt_orphans(self, after: dt.timedelta) -> None:
-        now = self._clock()
-        for found in await self._threads.run(self._store.aggregating):
-            key = (found.run, found.round, found.attempt)
-            due = self._retries[key][0] if key in self._retries else found.since + after
-            if now >= due:
+    async def _adopt_orphans(self) -> None:
+        found = await self._threads.run(self._store.aggregating)
+        now, known = self._clock.monotonic(), self._orphans
+        # at the start this process has nothing under way, and whoever had may be gone
+        patience = 0.0 if known is None else ORPHANED_AFTER_SECONDS
+        self._orphans = {key: (known or {}).get(key, now + patience) for key in map(_key, found)}
+        for key, due in self._orphans.items():
+            if now >= self._retries.get(key, (due, 0.0))[0]:
                 self.schedule(*key)
 
     async def _collect(self) -> None:
-        while True:
-            await asyncio.sleep(COLLECT_SECONDS)
-            try:
-                removed = await self._threads.run_long(self.collect_blobs)
-            except ServiceFault as fault:
-                log.warning("cannot collect unreferenced files now: %s", fault.detail)
-            else:
-                log.info("%d unreferenced files removed", removed)
+        removed = await self._threads.run_long(self.collect_blobs)
+        log.info("%d unreferenced files removed", removed)
 
     def collect_blobs(self) -> int:
         # the age limit protects a file whose transaction is not committed yet
@@ -248,6 +240,10 @@ class Runner:
             log.exception("aggregation of round %d of %s failed", number, run)
             self._telemetry.aggregation_failures.inc()
             return AggregationFailed(number, attempt, str(error) or type(error).__name__), None
+
+
+def _key(found: OpenAggregation) -> Key:
+    return found.run, found.round, found.attempt
 
 
 def _import_aggregation() -> None:

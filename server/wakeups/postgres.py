@@ -1,7 +1,8 @@
 """LISTEN/NOTIFY: coordinator processes on one PostgreSQL wake each other's clients at once.
 
 A lost connection costs only time: it is opened again, everybody is woken once, and with a relay in
-use long polls also look again by themselves every few seconds.
+use long polls also look again by themselves every few seconds. Whoever may connect to the database may
+notify: a message that is none of ours is passed over.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import asyncio
 import json
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
 
 from server.wakeups.hub import Hub
 
-__all__ = ["PostgresRelay"]
+__all__ = ["PostgresRelay", "read_payload"]
 
 CHANNEL = "feddisco"
 RECONNECT_SECONDS = 1.0
 LONGEST_PAYLOAD = 7000  # PostgreSQL takes less than 8000 bytes
 QUEUE = 10_000
+
+Connection = psycopg.AsyncConnection[Any]
 
 log = logging.getLogger("feddisco.relay")
 
@@ -34,6 +38,7 @@ class PostgresRelay:
         self._hub = hub
         self._sender = secrets.token_hex(8)
         self._outgoing: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+        self._unsent: str | None = None  # what was under way when the connection was lost
 
     def send(self, message: dict[str, Any]) -> None:
         payload = json.dumps({**message, "from": self._sender})
@@ -52,24 +57,54 @@ class PostgresRelay:
             tasks.create_task(self._run_forever(self._listen))
             tasks.create_task(self._run_forever(self._notify))
 
-    async def _run_forever(self, work: Any) -> None:
+    async def _run_forever(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
                     await work(connection)
             except psycopg.OperationalError:
                 log.warning("the connection for LISTEN/NOTIFY is lost; trying again")
-                await asyncio.sleep(RECONNECT_SECONDS)
+            except Exception:  # without this loop other coordinators' clients would be told late for ever
+                log.exception("LISTEN/NOTIFY has failed; trying again")
+            await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _listen(self, connection: Connection) -> None:
         await connection.execute(f"LISTEN {CHANNEL}")
         self._hub.receive({"everyone": True, "run": None})
         async for notice in connection.notifies():
-            message = json.loads(notice.payload)
-            if message.pop("from") != self._sender:
+            message = read_payload(notice.payload)
+            if message is None:
+                log.warning("a notification that no coordinator sent is passed over: %.200r", notice.payload)
+            elif message.pop("from") != self._sender:
                 self._hub.receive(message)
 
-    async def _notify(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _notify(self, connection: Connection) -> None:
         while True:
-            payload = await self._outgoing.get()
-            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+            if self._unsent is None:
+                self._unsent = await self._outgoing.get()
+            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._unsent))
+            self._unsent = None
+
+
+def read_payload(payload: str) -> dict[str, Any] | None:
+    """A message of :class:`server.wakeups.hub.Hub` with its sender under ``from``; None if it is none.
+
+    >>> read_payload('{"wake": ["north"], "from": "ab12"}')
+    {'wake': ['north'], 'from': 'ab12'}
+    >>> read_payload('{"wake": "north", "from": "ab12"}') is None
+    True
+    """
+    try:
+        message = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not (isinstance(message, dict) and isinstance(message.get("from"), str)):
+        return None
+    wake, run, progress = message.get("wake", []), message.get("run"), message.get("progress")
+    is_ours = (
+        isinstance(wake, list)
+        and all(isinstance(client, str) for client in wake)
+        and isinstance(run, str | None)
+        and isinstance(progress, dict | None)
+    )
+    return message if is_ours else None

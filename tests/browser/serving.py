@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from server.app import create_app, make_coordinator
 from server.coordinator import Coordinator
 from server.settings import Settings
+from tests.helpers.clocks import clock_by
 
 ADMIN_TOKEN = "admin-token-of-a-browser-test"
 STARTED_WITHIN_SECONDS = 30
@@ -48,7 +49,7 @@ def prepare_coordinator(folder: Path, migrated: Path, clock: Callable[[], dt.dat
     database = folder / "feddisco.db"
     if not database.exists():
         shutil.copyfile(migrated, database)
-    return make_coordinator(Settings(data_folder=folder, admin_token=SecretStr(ADMIN_TOKEN)), clock)
+    return make_coordinator(Settings(data_folder=folder, admin_token=SecretStr(ADMIN_TOKEN)), clock_by(clock))
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import hashlib
 import json
 import subprocess
@@ -21,7 +20,8 @@ import numpy as np
 import uvicorn
 from safetensors.numpy import save
 
-from server.app import create_app, make_coordinator, utc_now
+from server.app import create_app, make_coordinator
+from server.clock import Clock
 from server.coordinator import Coordinator
 from server.main import Server, options
 from server.settings import Settings
@@ -156,9 +156,7 @@ def settings_for(database_url: str, folder: Path, **more: Any) -> Settings:
 
 
 @contextmanager
-def live(
-    database_url: str, folder: Path, clock: Callable[[], dt.datetime] = utc_now, **settings: Any
-) -> Iterator[Live]:
+def live(database_url: str, folder: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Live]:
     """Start a coordinator on a free port, as ``server.main`` does, and end it as SIGTERM does."""
     given = settings_for(database_url, folder, **settings)
     coordinator = make_coordinator(given, clock)

@@ -14,6 +14,7 @@ from server.app import create_app, make_coordinator
 from server.database.store import Store
 from server.settings import Settings
 from tests.browser import seed
+from tests.helpers.clocks import clock_by
 
 NOW = seed.FIRST_MOMENT + dt.timedelta(hours=1)
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -81,7 +82,7 @@ class Html(HTMLParser):
 
 def client_on(url: str, folder: Path) -> tuple[TestClient, Store]:
     settings = Settings(data_folder=folder, database_url=SecretStr(url))
-    coordinator = make_coordinator(settings, lambda: NOW)
+    coordinator = make_coordinator(settings, clock_by(lambda: NOW))
     return TestClient(create_app(coordinator), headers={"Accept": "text/html"}), coordinator.store
 
 

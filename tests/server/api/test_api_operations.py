@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from server.api.uploads import MEDIA_TYPES
+from server.background import repeat
+from shared.problems import StorageUnavailable
 from shared.versions import VERSION
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
@@ -22,7 +25,7 @@ def test_health_and_readiness(at: Live) -> None:
     http = at.http()
     assert http.get(f"{at.url}/healthz").json() == {"status": "ok", "version": VERSION, "checks": {}}
     ready = http.get(f"{at.url}/readyz")
-    assert ready.json()["checks"] == {"database": "ok", "schema": "ok", "blobs": "ok"}
+    assert ready.json()["checks"] == dict.fromkeys(("database", "schema", "blobs", "background"), "ok")
     incoming = at.coordinator.blobs.folder / "incoming"
     incoming.rmdir()
     spoiled = http.get(f"{at.url}/readyz")
@@ -38,6 +41,38 @@ def test_an_old_schema_is_not_ready(at: Live) -> None:
     answer = at.http().get(f"{at.url}/readyz")
     assert answer.status_code == 503
     assert "schema-outdated" in answer.json()["checks"]["schema"]
+
+
+def test_a_coordinator_without_one_of_its_tasks_is_not_ready(
+    at: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("out of luck")
+
+    loop = at.coordinator.runner._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(at.coordinator.background.start, "sample", fail())
+    answer = at.wait_for(lambda: (found := at.http().get(f"{at.url}/readyz")).status_code == 503 and found)
+    assert answer.json()["checks"]["background"] == "service-fault: a background task has ended: sample"
+    assert "out of luck" in next(row.getMessage() for row in caplog.records if row.levelname == "CRITICAL")
+
+
+def test_what_is_repeated_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        done.append(len(done))
+        if len(done) == 1:
+            raise StorageUnavailable("the disk is full")
+        if len(done) == 2:
+            raise ValueError("a mistake of ours")
+        if len(done) == 3:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(repeat(0.001, work, "cannot do it now"))
+    assert done == [0, 1, 2]
+    assert [row.levelname for row in caplog.records] == ["WARNING", "ERROR"]
 
 
 def test_metrics(at: Live) -> None:

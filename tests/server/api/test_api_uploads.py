@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from server.app import utc_now
+from server.clock import utc_now
+from tests.helpers.clocks import clock_by
 from tests.helpers.live_coordinator import (
     ADMIN,
     Live,
@@ -193,7 +194,7 @@ class Clock:
 
 def test_after_the_deadline(database_url: str, tmp_path: Path) -> None:
     clock = Clock()
-    with live(database_url, tmp_path / "data", clock) as at:
+    with live(database_url, tmp_path / "data", clock_by(clock)) as at:
         at.create(min_clients=2, rounds=2, quorum=1, weighting={"kind": "sizes"}, round_deadline_seconds=3600)
         prompt, slow = enrolled(at, (10, 10))
         slow.until("train")

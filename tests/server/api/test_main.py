@@ -19,9 +19,12 @@ import httpx
 import pytest
 import trustme
 
-from server.main import migrate, serve
+from server.blobs.owner import MARK
+from server.clock import utc_now
+from server.main import check_storage, migrate, serve
+from server.ownership import owning
 from server.settings import Settings
-from tests.helpers.live_coordinator import ADMIN, process, settings_for
+from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
 
 
 def refusal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
@@ -72,6 +75,49 @@ def test_postgresql_is_migrated_by_its_operator_only(
         assert migrate(settings) == 0, "again is fine"
     finally:
         postgres.drop(url)
+
+
+@pytest.mark.parametrize("named", ["data/own.sqlite", "link/own.sqlite"])
+def test_a_sqlite_database_belongs_to_one_process(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    settings = settings_for(f"sqlite:///{tmp_path / named}", tmp_path / "elsewhere")
+    with owning(tmp_path / "data" / "own.sqlite", "a coordinator", utc_now()):
+        said = refusal(settings, capsys)
+        assert f"a coordinator, process {os.getpid()} on {socket.gethostname()}, since 2" in said
+        assert migrate(settings) == 2
+        assert "belongs to another process" in capsys.readouterr().err
+    assert migrate(settings) == 0, "the lock goes with its holder"
+
+
+def test_a_blob_folder_belongs_to_one_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [settings_for(f"sqlite:///{tmp_path / name}", tmp_path / "data") for name in ("a", "b")]
+    check_storage(settings[0], migrate=False)
+    check_storage(settings[0], migrate=False)
+    said = refusal(settings[1], capsys)
+    assert f"{tmp_path / 'data' / 'blobs'} belongs to database" in said
+    (tmp_path / "data" / "blobs" / MARK).unlink()
+    check_storage(settings[1], migrate=False)
+    assert "belongs to database" in refusal(settings[0], capsys)
+
+
+def test_an_empty_blob_folder_is_not_taken_for_the_one_with_the_files(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A volume that is not mounted, or a second coordinator with a folder of its own."""
+    with live(database_url, tmp_path / "data") as at:
+        made = at.create()
+    blobs = at.coordinator.blobs
+    path = blobs.path(made["initial_model"])
+    path.rename(tmp_path / "elsewhere")
+    settings = settings_for(database_url, tmp_path / "data")
+    assert "is empty, but the database has recorded 1 files" in refusal(settings, capsys)
+    (tmp_path / "elsewhere").rename(path)
+    check_storage(settings, migrate=False)
+    path.unlink()
+    check_storage(settings, migrate=False)  # marked: what is missing is said where it is needed
 
 
 class Process:
@@ -146,6 +192,22 @@ def test_a_signal_is_a_clean_end_also_for_those_who_wait(start: Callable[..., Pr
         assert running.end(number) == 0
         assert time.monotonic() - began < 15
     assert not any(token in line for line in running.lines)
+
+
+@pytest.mark.e2e
+def test_a_second_coordinator_on_a_sqlite_database_does_not_start_until_the_first_is_killed(
+    start: Callable[..., Process],
+) -> None:
+    first = start()
+    first.address()
+    second = start()
+    assert f"process {first.popen.pid} on" in second.line("belongs to another process")
+    assert second.popen.wait(timeout=30) == 2
+    assert not any("Traceback" in line for line in second.lines)
+    first.end(signal.SIGKILL)
+    third = start()
+    until_ready(third.address())
+    assert third.end() == 0
 
 
 @pytest.mark.e2e

@@ -14,7 +14,8 @@ from alembic.migration import MigrationContext
 
 from server.database.migrations import check_current, current, downgrade, head, is_current, migrating, upgrade
 from server.database.session import make_engine
-from server.database.tables import clients, enrolments, metadata, runs
+from server.database.store import Store
+from server.database.tables import clients, enrolments, events, installation, metadata, runs
 from shared.problems import SchemaOutdated, StorageUnavailable
 from shared.schemas import EnrolmentStatus, Role, RunStatus
 
@@ -123,6 +124,31 @@ def test_alembic_is_the_library_and_not_our_folder() -> None:
     command = [sys.executable, "-m", "alembic", "heads"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [head(), "(head)"], done.stderr
+
+
+def test_a_database_of_schema_0003_gets_an_id_and_knows_when_it_was_last_used(
+    empty_database_url: str,
+) -> None:
+    upgrade(empty_database_url, "0003")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, 12, 0, 0, 123456, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        rows = [
+            {"at": at - dt.timedelta(days=days), "kind": "run_paused", "actor": "admin", "detail": {}}
+            for days in (1, 0)
+        ]
+        connection.execute(events.insert(), rows)
+    upgrade(empty_database_url, "0004")
+    with engine.connect() as connection:
+        (row,) = connection.execute(sa.select(installation))
+    assert (row.one, len(row.id), row.alive_at) == (1, 32, at)
+    store = Store(engine)
+    assert store.database_id(at) == row.id
+    assert store.note_alive(at + dt.timedelta(hours=1)) == at
+    assert store.note_alive(at) == at + dt.timedelta(hours=1)
+    downgrade(empty_database_url, "0003")
+    assert not sa.inspect(engine).has_table("installation")
+    engine.dispose()
 
 
 def test_an_enrolment_of_schema_0001_has_not_said_what_is_left_out_nor_how_it_disclosed(

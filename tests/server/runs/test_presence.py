@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from server.database.session import Writing
 from server.database.store import Store
-from server.runs.presence import CHECK_EVERY, Presence
+from server.runs.presence import CHECK_SECONDS, Presence
 from server.threads import Threads
 from shared.problems import StorageUnavailable
+from tests.helpers.clocks import clock_by
 from tests.helpers.store_play import NOW, Story, later
 
 CLIENTS = [f"c{place:02}" for place in range(30)]
@@ -51,7 +52,7 @@ def test_many_clients_are_marked_in_one_commit_that_does_not_wait_for_the_disk(
     story = Story(engine)
     story.register(*CLIENTS)
     now = NOW
-    presence = Presence(story.store, threads, lambda: now)
+    presence = Presence(story.store, threads, clock_by(lambda: now))
     for seconds in range(3):
         now = later(seconds)
         for client in CLIENTS:
@@ -116,7 +117,7 @@ def test_a_lost_mark_loses_nothing_else(engine: sa.Engine, threads: Threads) -> 
 
     sa.event.listen(engine, "do_connect", connect)
     now = NOW
-    presence = Presence(story.store, threads, lambda: now)
+    presence = Presence(story.store, threads, clock_by(lambda: now))
     presence.note("a")
     with pytest.raises(StorageUnavailable, match="the network is gone"):
         presence.flush()
@@ -133,10 +134,10 @@ def test_a_poll_looks_at_most_every_few_seconds_unless_told_that_it_is_late(
     engine: sa.Engine, threads: Threads
 ) -> None:
     now = NOW
-    presence = Presence(Store(engine), threads, lambda: now)
+    presence = Presence(Store(engine), threads, clock_by(lambda: now))
     assert presence.note("a")
     assert not presence.note("a")
     presence.forget("a")
     assert presence.note("a")
-    now = NOW + CHECK_EVERY
+    now = later(CHECK_SECONDS)
     assert presence.note("a")

@@ -11,11 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.app import utc_now
+from server.clock import utc_now
 from server.database.migrations import upgrade
 from server.database.step.facts import UpdateFacts
 from server.lifecycle.events import UpdateReceived
-from server.runs.runner import ORPHANED_AFTER
+from server.runs.runner import ORPHANED_AFTER_SECONDS
+from tests.helpers.clocks import clock_by
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live, process, sha256
 
 MEAN = sha256(file_of(2.0))  # of 1 and 3, equally weighted
@@ -68,7 +69,7 @@ def test_a_round_that_cannot_be_aggregated_yet_is_tried_again_less_and_less_ofte
             return [line.rpartition("tried again in ")[2] for line in told if "stays open" in line]
 
         at.wait_for(lambda: len(delays()) >= 3)
-        assert delays()[:3] == ["0:00:01", "0:00:02", "0:00:04"]
+        assert delays()[:3] == ["1 s", "2 s", "4 s"]
         assert at.run()["current_round"]["status"] == "aggregating"
 
 
@@ -109,7 +110,7 @@ def test_a_deadline_over_which_no_coordinator_was_there(database_url: str, tmp_p
         assert anna.upload("demo", 1, file_of(1.0)).status_code == 200
         token = ben.http.headers["Authorization"].removeprefix("Bearer ")
     away = dt.timedelta(hours=2)
-    with live(database_url, tmp_path / "data", lambda: utc_now() + away) as at:
+    with live(database_url, tmp_path / "data", clock_by(lambda: utc_now() + away)) as at:
         time.sleep(1.2)  # more than one look at the deadlines
         assert at.run()["current_round"]["status"] == "collecting"
         (moved,) = [event for event in at.events() if event["kind"] == "deadline_moved"]
@@ -133,7 +134,7 @@ def test_two_coordinators_aggregate_once(database_url: str, tmp_path: Path) -> N
 def test_another_coordinators_orphan_is_taken_over(database_url: str, tmp_path: Path) -> None:
     """A process that was killed leaves its round AGGREGATING; one that lives finds it by its age."""
     ahead = dt.timedelta(0)
-    with live(database_url, tmp_path / "data", lambda: utc_now() + ahead) as at:
+    with live(database_url, tmp_path / "data", clock_by(lambda: utc_now() + ahead)) as at:
         at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
         first, second = enrolled(at, (10, 10))
         assert first.upload("demo", 1, file_of(1.0)).status_code == 200
@@ -147,7 +148,7 @@ def test_another_coordinators_orphan_is_taken_over(database_url: str, tmp_path: 
         at.coordinator.store.apply("demo", event, actor=second.name, now=utc_now(), facts=facts)
         time.sleep(1.2)
         assert at.run()["status"] == "running", "too young to be an orphan"
-        ahead = ORPHANED_AFTER
+        ahead = dt.timedelta(seconds=ORPHANED_AFTER_SECONDS)
         at.wait_for(lambda: at.run()["status"] == "completed")
         assert at.run()["model"] == MEAN
 

@@ -1,0 +1,34 @@
+"""What the database knows of itself: its id, and when a coordinator was last alive on it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+
+import sqlalchemy as sa
+
+from server.database.session import Reading, Writing
+from server.database.tables import installation
+
+__all__ = ["make_id", "note_alive", "read_time"]
+
+
+def make_id(connection: Writing, now: dt.datetime) -> str:
+    """The database's id; made, if there is none yet."""
+    connection.insert_new(installation, {"one": 1, "id": secrets.token_hex(16), "created_at": now}, "one")
+    found: str = connection.select(sa.select(installation.c.id)).scalar_one()
+    return found
+
+
+def note_alive(connection: Writing, now: dt.datetime) -> dt.datetime | None:
+    """A coordinator is alive now. When one was before, by the clock as it was then; None: never."""
+    # locked: of several coordinators each is told what the one before it has noted
+    before = connection.select(sa.select(installation.c.alive_at).with_for_update()).scalar_one_or_none()
+    connection.execute(installation.update().values(alive_at=now))
+    return before
+
+
+def read_time(connection: Reading) -> dt.datetime:
+    """PostgreSQL's time of day: one clock for all coordinators."""
+    found: dt.datetime = connection.select(sa.select(sa.func.clock_timestamp())).scalar_one()
+    return found.astimezone(dt.UTC)

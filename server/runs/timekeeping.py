@@ -1,0 +1,91 @@
+"""Which time counts for no deadline: that without a coordinator, and that by which a clock was set."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+
+from server.clock import Clock
+from server.database.store import Store
+from server.lifecycle.events import CoordinatorReturned
+from server.runs.runner import ACTOR, Runner
+
+__all__ = ["NOTE_SECONDS", "TimeKeeper", "find_uncounted"]
+
+NOTE_SECONDS = 5.0
+RECENTLY = dt.timedelta(seconds=3 * NOTE_SECONDS)
+TOLERANCE = dt.timedelta(seconds=1)
+"""A smaller step is followed without a word."""
+NOTHING = dt.timedelta(0)
+
+log = logging.getLogger("feddisco")
+
+
+def find_uncounted(
+    before: dt.datetime | None, mine: dt.datetime | None, own: dt.datetime, wall: dt.datetime
+) -> dt.timedelta:
+    """The time that counts for no deadline, when the clock is set from ``own`` to ``wall``.
+
+    Args:
+        before: when a coordinator last noted that it is alive; ``mine``: when this one did.
+        own: the time by this process's clock, which neither steps nor runs while the host is suspended.
+        wall: the time of day, which all coordinators share.
+
+    Returns:
+        Negative if the time of day was set back; 0 for less than a second, and while others were alive.
+    """
+    if before is None:
+        return NOTHING
+    if mine is None:
+        found = wall - before  # a process that starts: nobody, or others, were there meanwhile
+    elif before == mine or (_is_recent(before, own) and not _is_recent(before, wall)):
+        found = wall - own  # this process alone, or others that have not seen the step yet
+    else:
+        found = NOTHING if _is_recent(before, wall) else wall - before
+    return found if abs(found) >= TOLERANCE else NOTHING
+
+
+def _is_recent(noted: dt.datetime, now: dt.datetime) -> bool:
+    return -TOLERANCE <= now - noted <= RECENTLY
+
+
+class TimeKeeper:
+    """Sets the coordinator's clock by the time of day, and moves open deadlines by what does not count."""
+
+    def __init__(self, store: Store, runner: Runner, clock: Clock) -> None:
+        self._store = store
+        self._runner = runner
+        self._clock = clock
+        self._noted: dt.datetime | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        """Before the first request: clients have time to come back to a coordinator that was away."""
+        now = self._clock()
+        self._store.database_id(now)  # its row is where it is noted who is alive
+        uncounted = find_uncounted(self._note(now), None, now, now)
+        for run, _ in self._store.collecting():
+            self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
+
+    def keep(self) -> None:
+        """Before deadlines are looked at: see that the clock is right, and note that this process lives."""
+        wall, own = self._clock.read_wall(), self._clock()
+        if abs(wall - own) < TOLERANCE and self._clock.monotonic() < self._due:
+            return
+        mine = self._noted
+        uncounted = find_uncounted(self._note(wall), mine, own, wall)
+        self._clock.set(wall)
+        if uncounted:
+            log.warning("%.1f s count for no deadline: away, or the clock was set", uncounted.total_seconds())
+            self._move_deadlines(uncounted, wall)
+
+    def _note(self, now: dt.datetime) -> dt.datetime | None:
+        before = self._store.note_alive(now)
+        self._noted, self._due = now, self._clock.monotonic() + NOTE_SECONDS
+        return before
+
+    def _move_deadlines(self, uncounted: dt.timedelta, set_at: dt.datetime) -> None:
+        for run, opened_at in self._store.collecting():
+            if set_at <= opened_at <= self._clock():
+                continue  # opened since, by the clock as it is now
+            self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)

@@ -1,0 +1,186 @@
+"""A clock that is set, a host that sleeps, a coordinator that was away: none of it counts for a deadline."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.app import make_coordinator
+from server.clock import Clock
+from server.coordinator import Coordinator
+from server.lifecycle.events import ClientEnrolled
+from server.runs.timekeeping import NOTE_SECONDS, find_uncounted
+from shared.schemas import Role, RoundStatus
+from tests.helpers.live_coordinator import settings_for
+from tests.helpers.store_play import NOW, RUN, Story, later
+
+NOTHING = dt.timedelta(0)
+HOUR = dt.timedelta(hours=1)
+DEADLINE_SECONDS = 3600
+
+
+class Host:
+    """A host whose clock a test sets and which it suspends; ``pass_time`` is time as it is."""
+
+    def __init__(self, wall: dt.datetime = NOW) -> None:
+        self.wall = wall
+        self.seconds = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        self.wall += dt.timedelta(seconds=seconds)
+        self.seconds += seconds
+
+    def set(self, step: dt.timedelta) -> None:
+        """Also what a suspended host finds when it wakes up."""
+        self.wall += step
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.wall, lambda: self.seconds)
+
+
+Start = Callable[[Host], Coordinator]
+
+
+@pytest.fixture
+def start(database_url: str, tmp_path: Path) -> Start:
+    def one(host: Host) -> Coordinator:
+        coordinator = make_coordinator(settings_for(database_url, tmp_path / "data"), host.clock())
+        coordinator.timekeeper.start()
+        return coordinator
+
+    return one
+
+
+def open_round(at: Coordinator) -> None:
+    story = Story(at.store.engine)
+    story.create(round_deadline_seconds=DEADLINE_SECONDS, min_clients=1, weighting={"kind": "sizes"})
+    story.register("north")
+    at.runner.commit(RUN, ClientEnrolled("north", Role.TRAINER, 10), actor="north")
+
+
+def look(at: Coordinator) -> RoundStatus:
+    """What the sweep does every second."""
+    at.timekeeper.keep()
+    at.runner._pass_time()
+    return at.store.round_view(RUN, 1, 1).status
+
+
+def deadline(at: Coordinator) -> dt.datetime:
+    found = at.store.round_view(RUN, 1, 1).deadline_at
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("step", [2 * HOUR, -2 * HOUR, dt.timedelta(days=400), dt.timedelta(seconds=-3)])
+def test_a_step_of_the_clock_leaves_a_round_the_time_it_had(start: Start, step: dt.timedelta) -> None:
+    host = Host()
+    at = start(host)
+    open_round(at)
+    host.pass_time(DEADLINE_SECONDS - 100)
+    assert look(at) is RoundStatus.COLLECTING
+    host.set(step)
+    assert look(at) is RoundStatus.COLLECTING
+    assert deadline(at) - host.wall == dt.timedelta(seconds=100)
+    assert at.clock() == host.wall, "what is recorded from now on has the right time of day"
+    host.pass_time(99)
+    assert look(at) is RoundStatus.COLLECTING
+    host.pass_time(1)
+    assert look(at) is RoundStatus.ABANDONED
+    moved = [event for event in at.store.events(run=RUN) if event.kind == "deadline_moved"]
+    assert [event.detail["absence_seconds"] for event in moved] == [step.total_seconds()]
+    at.close()
+
+
+def test_a_clock_that_drifts_is_followed_and_moves_nothing(start: Start) -> None:
+    host = Host()
+    at = start(host)
+    open_round(at)
+    for _ in range(20):
+        host.pass_time(NOTE_SECONDS)
+        host.set(dt.timedelta(milliseconds=400))
+        look(at)
+    assert at.clock() == host.wall
+    assert deadline(at) == later(DEADLINE_SECONDS)
+    at.close()
+
+
+@pytest.mark.parametrize("step", [NOTHING, HOUR, -HOUR])
+def test_a_coordinator_that_was_away_while_the_clock_was_set(start: Start, step: dt.timedelta) -> None:
+    host = Host()
+    first = start(host)
+    open_round(first)
+    host.pass_time(DEADLINE_SECONDS - 100)
+    look(first)
+    first.close()
+    host.pass_time(7200)
+    host.set(step)
+    second = start(host)
+    assert look(second) is RoundStatus.COLLECTING
+    assert deadline(second) - host.wall == dt.timedelta(seconds=100)
+    second.close()
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_two_coordinators_move_a_deadline_once(start: Start, step: dt.timedelta) -> None:
+    """Both go by one clock (the database's), which is set; each sees the step when it looks."""
+    host = Host()
+    one, two = start(host), start(host)
+    open_round(one)
+    host.pass_time(NOTE_SECONDS)
+    assert (look(one), look(two)) == (RoundStatus.COLLECTING,) * 2
+    host.set(step)
+    for at in (one, two, one, two):
+        assert look(at) is RoundStatus.COLLECTING
+        host.pass_time(1)
+    assert deadline(one) - host.wall == dt.timedelta(seconds=DEADLINE_SECONDS - NOTE_SECONDS - 4)
+    one.close()
+    two.close()
+
+
+def test_a_process_that_was_suspended_beside_another_moves_nothing(start: Start) -> None:
+    host, other = Host(), Host()
+    suspended, awake = start(host), start(other)
+    open_round(awake)
+    for _ in range(100):
+        other.pass_time(NOTE_SECONDS)
+        look(awake)
+    host.set(dt.timedelta(seconds=100 * NOTE_SECONDS))
+    assert look(suspended) is RoundStatus.COLLECTING
+    assert deadline(awake) == later(DEADLINE_SECONDS)
+    suspended.close()
+    awake.close()
+
+
+def test_a_round_opened_after_the_clock_was_set_is_left_alone(start: Start) -> None:
+    host = Host()
+    at = start(host)
+    host.set(2 * HOUR)
+    at.timekeeper.keep()
+    open_round(at)
+    at.timekeeper.keep()
+    assert deadline(at) == host.wall + dt.timedelta(seconds=DEADLINE_SECONDS)
+    at.close()
+
+
+@given(
+    step=st.timedeltas(-dt.timedelta(days=3650), dt.timedelta(days=3650)),
+    elapsed=st.floats(0, NOTE_SECONDS),
+    others=st.booleans(),
+)
+def test_a_step_that_nobody_has_seen_counts_whole(step: dt.timedelta, elapsed: float, others: bool) -> None:
+    """Whether this process noted last, or another one that goes by the same clock."""
+    own = NOW + dt.timedelta(seconds=elapsed)
+    found = find_uncounted(NOW, NOW - HOUR if others else NOW, own, own + step)
+    if not others or abs(step) > dt.timedelta(seconds=4 * NOTE_SECONDS):
+        assert found == (step if abs(step) >= dt.timedelta(seconds=1) else NOTHING)
+    else:
+        assert found in (step, NOTHING)
+
+
+def test_a_new_database_has_nothing_to_make_up_for() -> None:
+    assert find_uncounted(None, None, NOW, NOW + HOUR) == NOTHING

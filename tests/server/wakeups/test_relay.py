@@ -1,0 +1,84 @@
+"""What comes in by NOTIFY: whatever it is, the relay goes on, and wakes who is to be woken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import psycopg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.wakeups.hub import Hub
+from server.wakeups.postgres import CHANNEL, PostgresRelay, read_payload
+from tests.helpers.databases import Postgres
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+MESSAGE = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("everyone", "wake", "run", "progress", "from", "more"), JSON)
+)
+GARBAGE = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '"wake"',
+    '{"wake": 3, "from": "x"}',
+    '{"wake": [[]], "from": "x"}',
+    "[" * 7000,
+)
+
+
+@given(st.text() | (JSON | MESSAGE).map(json.dumps))
+def test_whatever_is_read_can_be_received(payload: str) -> None:
+    message = read_payload(payload)
+    if message is not None:
+        hub = Hub()
+        with hub.polling("north"), hub.streaming(None):
+            hub.receive(message)
+
+
+def test_what_a_hub_publishes_is_read() -> None:
+    published: list[dict[str, Any]] = []
+
+    class Recorder:
+        def send(self, message: dict[str, Any]) -> None:
+            published.append(message)
+
+    hub = Hub()
+    hub.relay = Recorder()
+    hub.wake(["north", "south"])
+    hub.wake_everyone()
+    hub.announce("demo")
+    hub.announce(None)
+    hub.announce_progress("demo", {"epoch": 1})
+    assert len(published) == 5
+    assert all(read_payload(json.dumps({**message, "from": "x"})) for message in published)
+
+
+def test_the_relay_survives_any_payload(postgres: Postgres) -> None:
+    url = postgres.url.render_as_string(hide_password=False)
+
+    async def play() -> bool:
+        hubs = Hub(), Hub()
+        relays = [PostgresRelay(url, hub) for hub in hubs]
+        tasks = [asyncio.create_task(relay.run()) for relay in relays]
+        with hubs[1].polling("north") as waiter:
+            await waiter.wait(20)  # everybody is woken when it listens
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
+                for payload in GARBAGE:
+                    await other.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+            relays[0].send({"wake": ["north"]})
+            woken = await waiter.wait(20)
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return woken
+
+    assert asyncio.run(play())
