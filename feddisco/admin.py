@@ -28,8 +28,9 @@ from shared.schemas import (
     RunView,
 )
 from shared.wire.digests import format_content_digest
-from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
+from worker.client import CoordinatorClient, load_trust
 from worker.diagnose import diagnose
+from worker.faults import UnexpectedAnswer
 
 __all__ = ["AdminClient", "connect", "create_run", "load_config", "make_run_request"]
 

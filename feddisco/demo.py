@@ -187,6 +187,7 @@ def _make_environment(folder: Path, database_url: str | None) -> dict[str, str]:
         "FEDDISCO_JOIN_TOKEN": secrets.token_urlsafe(24),
         "TMPDIR": str(folder),  # what libraries leave there (PyTorch: torchinductor_USER) goes with it
         "FEDDISCO_THREADS": "1",
+        "FEDDISCO_TELL": "full",  # the data are everybody's
         "OMP_NUM_THREADS": "1",  # one core a process: eight processes would fight over them otherwise
         "PYTHONUNBUFFERED": "1",
     }

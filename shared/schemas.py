@@ -17,7 +17,12 @@ PROTOCOL = 2
 
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="SHA-256, hexadecimal")]
-Text = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00]*$")]
+LONGEST_TEXT = 2000
+Text = Annotated[str, Field(max_length=LONGEST_TEXT, pattern=r"^[^\x00]*$")]
+FaultWord = Annotated[
+    str,
+    Field(max_length=100, pattern=r"^[a-z0-9_-]*$", description="shared.faults.FaultCode, or another word"),
+]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 LeftOutCounts = Annotated[
@@ -380,6 +385,7 @@ class EnrolmentAnswer(View):
 
 
 class DeclineRequest(Body):
+    code: FaultWord = ""
     reason: Text
 
 
@@ -479,7 +485,7 @@ class Receipt(View):
 
 class Failure(Body):
     attempt: int = Field(ge=1, le=2**31)
-    code: Annotated[str, Field(max_length=100)] = "error"
+    code: FaultWord = "error"
     reason: Text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.problems import InvalidConfiguration
+from shared.faults import Fault, FaultCode
 from worker.faults import LocalFault
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from worker.site import LocalRun, Site
 
 __all__ = ["DataWatch"]
-
-CHANGED = "the data at this site have changed since it enrolled, and its settings say to decline the run then"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class DataWatch:
             return False
         try:
             self.site.reload_data(local)
-        except (InvalidConfiguration, LocalFault):
+        except LocalFault:
             # why, is said when it enrols anew; with no mark to compare with, the round fails and says it
             return mark is not None
         if (
@@ -62,7 +60,7 @@ class DataWatch:
         run = local.view.run
         try:
             number = len(self.site.own_examples(local, index))
-        except (InvalidConfiguration, LocalFault) as fault:
+        except LocalFault as fault:
             self.say(f"{run}: the data here have changed, and cannot be used: {fault}")
             return False
         if number == enrolled:
@@ -72,16 +70,15 @@ class DataWatch:
         self.say(f"{run}: the data here have changed: {number} examples, enrolled with {enrolled}")
         return False
 
-    def leave(self, run: str) -> bool:
-        """Leave the run; whether to enrol in it anew."""
+    def leave(self, run: str) -> None:
+        """Leave the run, to enrol in it anew; LocalFault where the site's settings say to decline it."""
         anew = self.site.settings.on_changed_data == "enrol"
         self.say(
             f"{run}: the data here have changed since this client enrolled; "
             f"{'leaving, and enrolling anew' if anew else 'declining the run'} (on_changed_data)"
         )
         self.journal.open_run(run).keep_data_mark("")
+        if not anew:
+            raise LocalFault(Fault(FaultCode.DATA_CHANGED))
         self.coordinator.leave(run)
         self.site.forget(run)
-        if not anew:
-            self.coordinator.decline(run, CHANGED)
-        return anew

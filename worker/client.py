@@ -12,7 +12,7 @@ import ipaddress
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shared import problems
 from shared.schemas import (
+    LONGEST_TEXT,
     Assignment,
     Credential,
     DeclineRequest,
@@ -38,8 +39,13 @@ from shared.schemas import (
     UpdateReport,
 )
 from shared.wire.digests import format_content_digest
+from worker.faults import UnexpectedAnswer
 
-__all__ = ["CoordinatorClient", "UnexpectedAnswer", "load_trust"]
+if TYPE_CHECKING:
+    from worker.faults import LocalFault
+    from worker.settings import Tell
+
+__all__ = ["CoordinatorClient", "load_trust"]
 
 _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
@@ -57,15 +63,6 @@ _BY_STATUS = {  # for codes that a newer coordinator may have
 _RFC_9457 = ("type", "title", "status", "code", "detail", "hint")
 
 Answer = TypeVar("Answer", bound=BaseModel)
-
-
-class UnexpectedAnswer(Exception):
-    """Something answered, but not as a coordinator does: a proxy, or another service at this address."""
-
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(f"status {status}, {what}")
-        self.status = status
-        self.what = what
 
 
 def load_trust(ca_file: Path | None) -> ssl.SSLContext | bool:
@@ -122,14 +119,11 @@ class CoordinatorClient:
     """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
 
     ``transport`` replaces the network (a test's, or an application in process). Otherwise proxies are taken
-    from the usual variables, but for this machine itself: that is reached directly.
+    from the usual variables, but for this machine itself: that is reached directly. ``record`` is called with
+    all that this site tells, before it is sent. ``tell``: of a fault at this site, the coordinator gets a
+    sentence of :mod:`shared.faults`, or (``full``) what stands in this site's log.
 
     Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address.
-
-
-    ``transport`` replaces the network (a test's, or an application in process); proxies are taken from
-    the usual variables when it is None. ``record`` is called with all that this
-    site tells, before it is sent.
     """
 
     def __init__(
@@ -140,6 +134,7 @@ class CoordinatorClient:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
         record: Record = _record_nothing,
+        tell: Tell = "sentences",
     ) -> None:
         direct = transport is not None or _is_loopback(url)
         if not direct:
@@ -150,6 +145,7 @@ class CoordinatorClient:
             )  # heeds SSL_CERT_FILE, which a client without proxies does not
 
         self._record = record
+        self._tell = tell
         self._http = httpx.Client(
             base_url=f"{url}/api/v1",
             verify=verify,
@@ -193,8 +189,10 @@ class CoordinatorClient:
     def enrol(self, run: str, request: EnrolmentRequest) -> EnrolmentAnswer:
         return self._json(EnrolmentAnswer, "POST", f"/runs/{run}/enrolments", body=request)
 
-    def decline(self, run: str, reason: str) -> None:
-        self._call("POST", f"/runs/{run}/decline", body=DeclineRequest(reason=reason))
+    def decline(self, run: str, fault: LocalFault) -> None:
+        """Take no part in the run, or no longer, and say why."""
+        body = DeclineRequest(code=fault.told.code, reason=self._reason(fault))
+        self._call("POST", f"/runs/{run}/decline", body=body)
 
     def leave(self, run: str) -> None:
         """Leave a run; also the way to confirm that its end was seen."""
@@ -219,8 +217,9 @@ class CoordinatorClient:
     def progress(self, run: str, round: int, progress: Progress) -> ProgressAnswer:
         return self._json(ProgressAnswer, "POST", f"/runs/{run}/rounds/{round}/progress", body=progress)
 
-    def failure(self, run: str, round: int, failure: Failure) -> None:
-        self._call("POST", f"/runs/{run}/rounds/{round}/failure", body=failure)
+    def failure(self, run: str, round: int, attempt: int, fault: LocalFault) -> None:
+        body = Failure(attempt=attempt, code=fault.told.code, reason=self._reason(fault))
+        self._call("POST", f"/runs/{run}/rounds/{round}/failure", body=body)
 
     def metrics(self, run: str, round: int, metrics: Metrics) -> None:
         self._call("PUT", f"/runs/{run}/rounds/{round}/metrics", body=metrics)
@@ -281,6 +280,12 @@ class CoordinatorClient:
         return _parse(Receipt, _check(response))
 
     # ------------------------------------------------------------ the border
+
+    def _reason(self, fault: LocalFault) -> str:
+        """The only place where a text of this site's is chosen for the coordinator."""
+        if self._tell == "sentences":
+            return fault.told.sentence
+        return str(fault).replace("\x00", "")[:LONGEST_TEXT]
 
     def _call(
         self, method: str, path: str, *, body: BaseModel | None = None, **options: Any

@@ -16,17 +16,18 @@ from urllib.parse import urlsplit
 import httpx
 
 from shared import problems
-from worker.client import UnexpectedAnswer
+from worker.faults import UnexpectedAnswer
 
 __all__ = ["Diagnosis", "diagnose"]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``fatal``: waiting does not help; someone has to do something first."""
+    """``fatal``: waiting does not help; someone has to do something first. ``local``: on this machine."""
 
     sentence: str
     fatal: bool = False
+    local: bool = False
 
 
 def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Diagnosis:
@@ -161,6 +162,7 @@ def _diagnose_local(error: OSError) -> Diagnosis:
             f"This user may not write to {where} ({error.strerror}). Change its owner, or choose another "
             "folder with --state.",
             fatal=True,
+            local=True,
         )
     return Diagnosis(f"{where}: {error.strerror or error}")
 

@@ -15,17 +15,17 @@ import fcntl
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.config import Metric
 from shared.discrepancy import discrepancy
+from shared.faults import SENTENCES, FaultCode
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import InvalidConfiguration
 from shared.schemas import Grade
@@ -33,49 +33,22 @@ from worker.candidates import Fits, count_fits
 from worker.noise import Target, largest, make_noise, sensitivity, shares
 
 __all__ = [
-    "REFUSALS",
     "Answer",
     "Disclosures",
     "NotDisclosed",
     "Question",
-    "Refusal",
     "Rule",
     "describe_answer",
     "told_size",
 ]
 
 
-class Refusal(StrEnum):
-    """Why a question is not answered."""
-
-    NOTHING_TOLD = "nothing-told"
-    OTHER_METRIC = "other-metric"
-    EMPTY_CLASS = "empty-class"
-    OTHER_TARGET = "other-target"
-    OTHER_CLASSES = "other-classes"
-
-
-REFUSALS: Final[Mapping[Refusal, str]] = {
-    Refusal.NOTHING_TOLD: "The site tells no discrepancy, which the run's weighting needs.",
-    Refusal.OTHER_METRIC: "The site does not answer by the run's metric of the discrepancy.",
-    Refusal.EMPTY_CLASS: (
-        "The run's target has a class of share 0: the discrepancy may be infinite, which no noise hides."
-    ),
-    Refusal.OTHER_TARGET: (
-        "The site has answered for another explicit target on the same data, and answers for one only."
-    ),
-    Refusal.OTHER_CLASSES: (
-        "The site has answered this on the same data with other classes or task options, and answers once."
-    ),
-}
-
-
 class NotDisclosed(Exception):
-    """The site does not answer; the message is one of ``REFUSALS``."""
+    """The site does not answer."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(REFUSALS[refusal])
-        self.refusal = refusal
+    def __init__(self, code: FaultCode) -> None:
+        super().__init__(SENTENCES[code])
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -156,7 +129,7 @@ class Disclosures:
         """
         check_rule(question, rule)
         if rule.grade == "none":
-            raise NotDisclosed(Refusal.NOTHING_TOLD)
+            raise NotDisclosed(FaultCode.NOTHING_TOLD)
         if rule.dealt and rule.grade == "exact":
             return _make_answer(question, "exact", rule.epsilon)
         with self._locked():
@@ -194,12 +167,12 @@ def check_rule(question: Question, rule: Rule) -> None:
     if rule.dealt and rule.grade == "exact":
         return
     if rule.grade == "none":
-        raise NotDisclosed(Refusal.NOTHING_TOLD)
+        raise NotDisclosed(FaultCode.NOTHING_TOLD)
     if question.metric not in rule.metrics:
-        raise NotDisclosed(Refusal.OTHER_METRIC)
+        raise NotDisclosed(FaultCode.OTHER_METRIC)
     has_empty_class = min(shares(question.target, len(question.counts))) == 0
     if rule.grade == "noised" and question.metric == "kl" and has_empty_class:
-        raise NotDisclosed(Refusal.EMPTY_CLASS)
+        raise NotDisclosed(FaultCode.EMPTY_CLASS)
 
 
 def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | None:
@@ -215,11 +188,11 @@ def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | No
             return each
     here = [each for each in kept if each.data == question.data]
     if question.goal != "uniform" and any(each.goal not in ("uniform", question.goal) for each in here):
-        raise NotDisclosed(Refusal.OTHER_TARGET)
+        raise NotDisclosed(FaultCode.OTHER_TARGET)
     for each in here:
         if (each.goal, each.metric) == (question.goal, question.metric):
             if each.reading != question.reading:
-                raise NotDisclosed(Refusal.OTHER_CLASSES)
+                raise NotDisclosed(FaultCode.OTHER_CLASSES)
             if each in asked:
                 return each  # other counts by the run's seed alone, where it draws what is held out
     return None
@@ -255,7 +228,7 @@ def _for_classes(answer: Answer, question: Question) -> Answer:
     if answer.classes == classes:
         return answer
     if answer.metric != "kl" or answer.goal != "uniform":
-        raise NotDisclosed(Refusal.OTHER_CLASSES)
+        raise NotDisclosed(FaultCode.OTHER_CLASSES)
     if answer.grade == "exact" and answer.labels == question.labels:
         value = discrepancy(question.counts, question.target, question.metric)
     else:

@@ -2,93 +2,99 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shared.device import describe
-from shared.problems import DataUnfit, IndexTaken, InvalidConfiguration
+from shared.faults import Fault, FaultCode
+from shared.problems import IndexTaken, InvalidConfiguration
 from shared.schemas import DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest, Role, SubmitDiscrepancy
 from worker.disclosure import NotDisclosed, describe_answer, told_size
-from worker.faults import LocalFault, clip_text
+from worker.faults import FAULTS, LocalFault
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shared.config import Metric
-    from shared.data import Examples
-    from shared.schemas import RunView
+    from shared.schemas import EnrolmentView, RunView
     from worker.client import CoordinatorClient
     from worker.disclosure import Answer, Question
     from worker.noise import Target
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
-__all__ = ["Declined", "enrol", "find_mismatch", "lowest_free", "submit_discrepancy"]
+__all__ = [
+    "NOT_MEANT",
+    "decline_all",
+    "enrol",
+    "find_enrolment",
+    "find_mismatch",
+    "is_meant",
+    "lowest_free",
+    "submit_discrepancy",
+]
 
-MISFIT = "the data here do not fit the run's classes or task options; the site's log names what differs"
+NOT_MEANT = frozenset({FaultCode.OTHER_RUNS, FaultCode.OTHER_TASK})
+"""Why a run is declined that this worker was never started for."""
 
 
-class Declined(Exception):
-    """This worker does not take part; the message is for the site's log.
-
-    ``public`` is the sentence that the coordinator shows (None: the message).
-    """
-
-    def __init__(self, sentence: str, public: str | None = None) -> None:
-        super().__init__(sentence)
-        self.public = public or sentence
-
-
-def find_mismatch(view: RunView, settings: WorkerSettings) -> str | None:
+def find_mismatch(view: RunView, settings: WorkerSettings) -> LocalFault | None:
     """Why the run is not for this worker, as far as its settings tell; None if it may be."""
     if settings.run is not None and not fnmatchcase(view.run, settings.run):
-        return f"this worker takes part only in runs named {settings.run}"
+        sentence = f"this worker takes part only in runs named {settings.run}"
+        return LocalFault(Fault(FaultCode.OTHER_RUNS), sentence)
     if view.config.task != settings.task:
-        return f"this worker has the task {settings.task}, the run needs {view.config.task}"
+        sentence = f"this worker has the task {settings.task}, the run needs {view.config.task}"
+        return LocalFault(Fault(FaultCode.OTHER_TASK), sentence)
     if settings.role is Role.TRAINER and view.config.partition is not None and settings.partition is None:
-        return (
-            "the run deals one data set to all its clients (partition), this worker has data of its own; "
-            "start it with --partition run to take a part"
-        )
+        return LocalFault(Fault(FaultCode.OWN_DATA))
     return None
 
 
+def decline_all(
+    coordinator: CoordinatorClient, client: str, settings: WorkerSettings, fault: LocalFault
+) -> None:
+    """Tell every open run that this worker is for, before it ends; what cannot be told now stays untold."""
+    with suppress(*FAULTS):
+        for summary in coordinator.runs():
+            if not summary.status.is_terminal and summary.task == settings.task:
+                view = coordinator.run(summary.run)
+                if is_meant(view, client, settings):
+                    coordinator.decline(view.run, fault)
+
+
+def is_meant(view: RunView, client: str, settings: WorkerSettings) -> bool:
+    """Whether this client takes part in the run, or would if nothing spoke against it."""
+    enrolment = find_enrolment(view, client)
+    if enrolment is not None:
+        return enrolment.status.is_present
+    fault = find_mismatch(view, settings)
+    return fault is None or fault.told.code not in NOT_MEANT
+
+
+def find_enrolment(view: RunView, client: str) -> EnrolmentView | None:
+    return next((row for row in view.enrolments if row.client == client), None)
+
+
 def enrol(view: RunView, site: Site, coordinator: CoordinatorClient) -> EnrolmentAnswer:
-    """Enrol, or decline with a sentence.
+    """Enrol, unless something here speaks against it: then :class:`worker.faults.LocalFault` says what.
 
     With a partition the number of examples depends on the index, so the lowest free one is asked for by
     number; when another worker was quicker (409) the next one is tried.
-
-    Raises:
-        Declined: the coordinator has the reason already.
-        InvalidConfiguration: there are no data here at all.
     """
-    try:
-        if reason := find_mismatch(view, site.settings):
-            raise Declined(reason)
-        local = _prepare_run(view, site)
-        while True:
-            index = _choose_index(view, site)
-            try:
-                return coordinator.enrol(view.run, _make_request(local, site, index))
-            except IndexTaken as taken:
-                if site.settings.index is not None:
-                    raise Declined(str(taken)) from taken
-                view = coordinator.run(view.run)
-    except (Declined, LocalFault) as declined:
-        site.forget(view.run)
-        sentence = declined.public if isinstance(declined, Declined) else str(declined)
-        coordinator.decline(view.run, clip_text(sentence))
-        raise Declined(str(declined)) from declined
-
-
-def _prepare_run(view: RunView, site: Site) -> LocalRun:
-    try:
-        return site.prepare_run(view)
-    except DataUnfit as unfit:
-        raise Declined(str(unfit), MISFIT) from unfit
-    except InvalidConfiguration as difference:
-        raise Declined(str(difference)) from difference
+    if (fault := find_mismatch(view, site.settings)) is not None:
+        raise fault
+    local = site.prepare_run(view)
+    while True:
+        index = _choose_index(view, site)
+        try:
+            return coordinator.enrol(view.run, _make_request(local, site, index))
+        except IndexTaken as taken:
+            if site.settings.index is not None:
+                told = Fault(FaultCode.INDEX_TAKEN, counts={"index": site.settings.index})
+                raise LocalFault(told, str(taken)) from taken
+            view = coordinator.run(view.run)
 
 
 def _choose_index(view: RunView, site: Site) -> int | None:
@@ -101,8 +107,9 @@ def _choose_index(view: RunView, site: Site) -> int | None:
     if index is None:
         index = lowest_free(view.taken_indexes)
     if index >= spec.clients:
-        raise Declined(
-            f"all {spec.clients} parts of the partition are taken, or index {index} is none of them"
+        raise LocalFault(
+            Fault(FaultCode.NO_PART_LEFT, counts={"parts": spec.clients}),
+            f"all {spec.clients} parts of the partition are taken, or index {index} is none of them",
         )
     return index
 
@@ -114,9 +121,10 @@ def lowest_free(taken: Collection[int]) -> int:
 
 def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRequest:
     role = site.settings.role
-    examples = _load_examples(local, site, index)
+    examples = site.own_examples(local, index)
     if len(examples) == 0:
-        raise Declined(f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on")
+        sentence = f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on"
+        raise LocalFault(Fault(FaultCode.NO_EXAMPLES), sentence)
     if role is Role.TRAINER:
         _check_batches(local, site, len(examples))
     asked = local.view.config.weighting.discrepancy
@@ -141,29 +149,13 @@ def _check_batches(local: LocalRun, site: Site, examples: int) -> None:
     try:
         check_batches(training, examples, smallest)
     except InvalidConfiguration as fault:
-        raise Declined(str(fault)) from fault
+        told = Fault(FaultCode.TOO_FEW_EXAMPLES, counts={"examples": examples})
+        raise LocalFault(told, str(fault)) from fault
     if joins_last(training, examples, smallest):
         site.say(
             f"{local.view.run}: the last batch of an epoch would have one example, too few for batch "
             "normalisation; it is joined to the one before it"
         )
-
-
-def _load_examples(local: LocalRun, site: Site, index: int | None) -> Examples:
-    """What this site brings to the run, by its role; declined if it does not fit the run.
-
-    The fault may name files and quote cells: the coordinator learns only that there is one.
-    """
-    try:
-        return site.own_examples(local, index)
-    except InvalidConfiguration as fault:
-        from shared.data import (
-            fingerprint_of,
-        )  # imports PyTorch, which a site waits for only when it has work
-
-        if not isinstance(fault, DataUnfit) and not fingerprint_of(site.settings.data):
-            raise  # no data for any run
-        raise Declined(str(fault), MISFIT) from fault
 
 
 def _answer(
@@ -173,7 +165,7 @@ def _answer(
     try:
         return site.disclosures.answer(question, site.rule(local.view)), question
     except NotDisclosed as refused:
-        raise LocalFault(refused.refusal, str(refused)) from refused
+        raise LocalFault(Fault(refused.code)) from refused
 
 
 def submit_discrepancy(

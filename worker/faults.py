@@ -1,57 +1,134 @@
-"""Faults at this site that no setting explains: an error in a user's task, or too little memory.
+"""Faults of one run at this site: two texts for each, and what becomes of which exception.
+
+A :class:`LocalFault` ends a run's assignment, never the worker. What concerns the worker or its coordinator
+as a whole (the network, the token, a full disk) is no such fault: :func:`concerns_all_runs`.
 
 Importing this doesn't import PyTorch: the loop needs the class before it knows whether there is work.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+import httpx
 
 from shared.device import is_out_of_memory
-from shared.problems import InvalidConfiguration, Problem
-from worker.diagnose import diagnose
+from shared.faults import Doing, Fault, FaultCode
+from shared.problems import (
+    DataUnfit,
+    IncompatibleVersion,
+    InvalidConfiguration,
+    Problem,
+    ServiceFault,
+    Unauthorised,
+)
+from worker.shutdown import ShutdownRequested
 
-__all__ = ["LocalFault", "clip_text", "describe_fault", "local_faults"]
+__all__ = [
+    "FAULTS",
+    "LocalFault",
+    "UnexpectedAnswer",
+    "concerns_all_runs",
+    "describe_fault",
+    "is_disk_full",
+    "local_faults",
+]
+
+_UNFIT: Final = {
+    Doing.PREPARING: FaultCode.CONFIGURATION,
+    Doing.LOADING_TRAINING_DATA: FaultCode.DATA_UNFIT,
+    Doing.LOADING_TEST_DATA: FaultCode.DATA_UNFIT,
+    Doing.COUNTING: FaultCode.DATA_UNFIT,
+}
+_BODY_TOO_LARGE: Final = 413
+
+
+class UnexpectedAnswer(Exception):
+    """Something answered, but not as a coordinator does: a proxy, or another service at this address."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(f"status {status}, {what}")
+        self.status = status
+        self.what = what
 
 
 class LocalFault(Exception):
-    """The message is the sentence for people, ``code`` the word for the kind (see :func:`describe_fault`)."""
+    """``told`` is for the coordinator, the message is the full text for this site's log."""
 
-    def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
+    def __init__(self, told: Fault, detail: str | None = None) -> None:
+        super().__init__(detail if detail is not None else told.sentence)
+        self.told = told
+
+
+FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
+"""What a call or a local file may raise in normal operation."""
 
 
 @contextmanager
-def local_faults(doing: str) -> Iterator[None]:
-    """Around code of a task or model: what it raises becomes a :class:`LocalFault` about ``doing``.
+def local_faults(doing: Doing) -> Iterator[None]:
+    """Around code of a task or model: whatever it raises becomes a :class:`LocalFault`.
 
-    Problems (wrong settings among them) and OSError pass: the loop knows what to do about those.
+    Only a full disk passes, which is waited for, and the signal to end.
     """
     try:
         yield
-    except (Problem, OSError, LocalFault):
+    except (ShutdownRequested, LocalFault):
         raise
-    except Exception as error:
-        code, sentence = describe_fault(error)
-        raise LocalFault(code, f"{doing} failed: {sentence.removesuffix('.')}.") from error
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a task, too: signals raise neither
+        if is_disk_full(error):
+            raise
+        raise describe_fault(error, doing) from error
 
 
-def describe_fault(error: Exception) -> tuple[str, str]:
-    """A code and a sentence for the coordinator's page; never a traceback, never a crash loop."""
+def describe_fault(error: BaseException, doing: Doing) -> LocalFault:
+    """Both texts for what ended a run's work here."""
     from shared.training import Diverged
 
-    if isinstance(error, Diverged | LocalFault | InvalidConfiguration):
-        return error.code, str(error)
+    if isinstance(error, LocalFault):
+        return error
+    if isinstance(error, Diverged):
+        return LocalFault(Fault(FaultCode.DIVERGED), _text(error))
     if is_out_of_memory(error):
         _free_memory()
-        hint = "Lower local.batch_size, or use another device."
-        return "out_of_memory", f"Memory ran out ({clip_text(str(error), 200)}). {hint}"
-    if isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError)):
-        return "storage_error", diagnose(error, "").sentence
-    return "training_error", f"{type(error).__name__}: {error}"
+        return LocalFault(Fault(FaultCode.OUT_OF_MEMORY, doing), f"{doing} failed: {_located(error)}")
+    if isinstance(error, Problem):
+        return _describe_problem(error, doing)
+    if isinstance(error, UnexpectedAnswer):
+        return LocalFault(Fault(FaultCode.BODY_REFUSED, counts={"status": error.status}), _text(error))
+    if isinstance(error, OSError):
+        return LocalFault(Fault(FaultCode.DATA_UNREADABLE, doing), f"{doing} failed: {_located(error)}")
+    return LocalFault(Fault(FaultCode.TASK_ERROR, doing), f"{doing} failed: {_located(error)}")
+
+
+def _describe_problem(error: Problem, doing: Doing) -> LocalFault:
+    if error.remote:
+        return LocalFault(Fault(FaultCode.REFUSED, counts={"status": error.status}), _text(error))
+    if isinstance(error, DataUnfit):
+        return LocalFault(Fault(FaultCode.DATA_UNFIT), _text(error))
+    if isinstance(error, InvalidConfiguration):
+        return LocalFault(Fault(_UNFIT.get(doing, FaultCode.CONFIGURATION)), _text(error))
+    return LocalFault(Fault(FaultCode.TASK_ERROR, doing), f"{doing} failed: {_located(error)}")
+
+
+def _text(error: BaseException) -> str:
+    """The exception's own words; its class where it cannot say them."""
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+def _located(error: BaseException) -> str:
+    """``ValueError: row 7 has a column too many (line 12 of ourtask.py)``."""
+    text = _text(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
 
 
 def _free_memory() -> None:
@@ -62,6 +139,22 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def clip_text(sentence: str, longest: int = 1000) -> str:
-    """Cut a sentence to what the API accepts."""
-    return sentence.replace("\x00", "")[:longest]
+# ---------------------------------------------------------------- not of one run
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the disk, or this user's part of it, has no space left."""
+    if isinstance(error, Problem) and not error.remote and error.__cause__ is not None:
+        return is_disk_full(error.__cause__)  # shared.files speaks for both sides
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def concerns_all_runs(error: BaseException) -> bool:
+    """Whether the fault is the worker's, its network's or its coordinator's, rather than one run's."""
+    if isinstance(error, ShutdownRequested | httpx.HTTPError):
+        return True
+    if isinstance(error, UnexpectedAnswer):
+        return error.status != _BODY_TOO_LARGE
+    if isinstance(error, Problem) and error.remote:
+        return isinstance(error, ServiceFault | Unauthorised | IncompatibleVersion)
+    return isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError))

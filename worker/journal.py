@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["FinishedUpdate", "Journal", "JournalEntry", "KeptState", "RunJournal"]
 
 Warn = Callable[[str], None]
+DELIVERED = "delivered"
 _SLUG: TypeAdapter[Slug] = TypeAdapter(Slug)
 
 
@@ -188,6 +189,14 @@ class RunJournal:
         self._sweep()
         return finished
 
+    def note_delivered(self) -> None:
+        """The coordinator has taken an update or a score of this client."""
+        if not self.has_delivered():
+            (self.folder / DELIVERED).touch()
+
+    def has_delivered(self) -> bool:
+        return (self.folder / DELIVERED).exists()
+
     def _write_kept(self, name: str, kept: Groups) -> KeptState:
         groups = {group: tuple(tensors) for group, tensors in kept.items() if tensors}
         if not groups:
@@ -196,7 +205,7 @@ class RunJournal:
         return KeptState(file=name, digest=written.digest, groups=groups)
 
     def _sweep(self) -> None:
-        wanted = {"data-mark", *(self._entry.files() if self._entry else ())}
+        wanted = {"data-mark", DELIVERED, *(self._entry.files() if self._entry else ())}
         for path in self.folder.iterdir():
             if path.is_file() and path.name not in wanted and path.suffix != ".unreadable":
                 path.unlink(missing_ok=True)

@@ -9,21 +9,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import httpx
-
-from shared.problems import Conflict, InvalidConfiguration, NotFound, Problem
+from shared.faults import LASTING, TRANSIENT, Doing, Fault, FaultCode
+from shared.problems import InvalidConfiguration, NotFound, Problem
 from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train, Wait
 from worker.changed_data import DataWatch
-from worker.client import UnexpectedAnswer
 from worker.diagnose import Diagnosis, diagnose
-from worker.enrolment import Declined, enrol, submit_discrepancy
-from worker.faults import LocalFault
+from worker.enrolment import NOT_MEANT, decline_all, enrol, find_enrolment, is_meant, submit_discrepancy
+from worker.faults import FAULTS, LocalFault, concerns_all_runs, describe_fault
 
 if TYPE_CHECKING:
-    from shared.schemas import Assignment, EnrolmentView, RunView
+    from shared.schemas import RunView
     from worker.client import CoordinatorClient
     from worker.journal import Journal
     from worker.progress import Reporter
@@ -31,20 +30,33 @@ if TYPE_CHECKING:
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 
-__all__ = ["FAULTS", "Backoff", "Refused", "Worker"]
+__all__ = ["Backoff", "NothingDelivered", "Refused", "Unusable", "Worker"]
 
-FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
-"""What a call or a local file may raise in normal operation."""
+TRIES = 5
+"""How often an assignment is tried whose fault may be over in a moment, before the coordinator is told."""
 
 LONGEST_DELAY_SECONDS = 30.0
 FIRST_DELAY_SECONDS = 0.5
 SHORTEST_POLL_SECONDS = 1.0
 
 Result = TypeVar("Result")
+Work: TypeAlias = Enrol | SubmitDiscrepancy | Train | Evaluate | Finished
 
 
 class Refused(Exception):
     """The coordinator refuses this worker until someone does something; the message says what."""
+
+
+class Unusable(Exception):
+    """Nothing that this worker is for can work until someone does something here."""
+
+    def __init__(self, fault: LocalFault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class NothingDelivered(Exception):
+    """A worker that is to exit after its run has nothing in it."""
 
 
 @dataclass
@@ -62,6 +74,7 @@ class Backoff:
 
         Raises:
             InvalidConfiguration: something is wrong at this site (not an answer of the coordinator's).
+            Unusable: the state folder cannot be written.
             Refused: any other fault that waiting does not fix.
         """
         while True:
@@ -82,6 +95,8 @@ class Backoff:
             if isinstance(error, LocalFault)
             else diagnose(error, self.url, registering=registering)
         )
+        if found.fatal and found.local:
+            raise Unusable(LocalFault(Fault(FaultCode.STATE_FOLDER), found.sentence)) from error
         if found.fatal:
             raise Refused(found.sentence) from error
         self.reporter.say_waiting(f"{found.sentence} Trying again.")
@@ -116,16 +131,25 @@ class Worker:
         self._reporter = reporter
         self._data = DataWatch(coordinator, journal, site, reporter.say)
         self._indexes: dict[str, int | None] = {}
+        self._tries: dict[str, int] = {}
         self._done = False
 
     def run(self) -> None:
         """Work until a run has ended, if the settings say to exit then; otherwise for ever.
 
-        Raises what :meth:`Backoff.retry` raises.
+        Raises:
+            Unusable: the coordinator has been told.
+            NothingDelivered: the run to exit after has ended without anything of this client in it, or has
+                been declined, and there is no other.
+            InvalidConfiguration, Refused: as :meth:`Backoff.retry`.
         """
-        self._backoff.retry(self._reconsider)
-        while not self._done:
-            self._backoff.retry(self._poll)
+        try:
+            self._backoff.retry(self._reconsider)
+            while not self._done:
+                self._backoff.retry(self._poll)
+        except Unusable as unusable:
+            decline_all(self._coordinator, self._client, self._settings, unusable.fault)
+            raise
 
     def _reconsider(self) -> None:
         """Since the last start settings and data may have changed: enrol where this client declined before,
@@ -134,39 +158,34 @@ class Worker:
             if summary.status.is_terminal or summary.task != self._settings.task:
                 continue
             view = self._coordinator.run(summary.run)
-            try:
-                if self._has_declined(view) or self._was_enrolling_anew(view):
-                    self._enrol(view)
-                elif self._takes_part(view):
-                    self._look_at_data(view)
-            except Conflict as refused:  # later than it can be joined
-                self._reporter.say(f"{view.run}: {refused}")
+            if self._has_declined(view) or self._was_enrolling_anew(view):
+                self._act(Enrol(run=view.run))
+            elif self._takes_part(view):
+                self._look_at_data(view)
 
     def _has_declined(self, view: RunView) -> bool:
-        enrolment = self._find_enrolment(view)
+        enrolment = find_enrolment(view, self._client)
         return enrolment is not None and enrolment.status is EnrolmentStatus.DECLINED
 
     def _look_at_data(self, view: RunView) -> None:
         try:
-            local = self._get_run(view.run)
-        except (InvalidConfiguration, LocalFault):
-            return  # said when the run is worked on
-        self._follow_changed_data(local)
+            self._follow_changed_data(self._get_run(view.run))
+        except LocalFault as fault:
+            if fault.told.code is FaultCode.DATA_CHANGED:
+                self._decline(view.run, fault)  # else it is told when the run is worked on
 
     def _was_enrolling_anew(self, view: RunView) -> bool:
         """It left because its data had changed, and was stopped before it came back."""
-        enrolment = self._find_enrolment(view)
+        enrolment = find_enrolment(view, self._client)
         left = enrolment is not None and enrolment.status is EnrolmentStatus.LEFT
         return left and self._journal.open_run(view.run).data_mark == ""
 
     def _takes_part(self, view: RunView) -> bool:
-        enrolment = self._find_enrolment(view)
+        enrolment = find_enrolment(view, self._client)
         return enrolment is not None and enrolment.status.is_present
 
-    def _find_enrolment(self, view: RunView) -> EnrolmentView | None:
-        return next((row for row in view.enrolments if row.client == self._client), None)
-
     def _poll(self) -> None:
+        self._rounds.shutdown.check()
         began = time.monotonic()
         assignment = self._coordinator.work(self._settings.wait_seconds)
         if not isinstance(assignment, Wait):
@@ -176,62 +195,99 @@ class Worker:
         if time.monotonic() - began < min(SHORTEST_POLL_SECONDS, self._settings.wait_seconds):
             self._backoff.sleep(self._backoff.rng.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
 
-    def _act(self, assignment: Assignment) -> None:
+    def _act(self, assignment: Work) -> None:
+        """Carry an assignment out. Whatever goes wrong with its run ends only this run's work here."""
+        try:
+            self._carry_out(assignment)
+        except BaseException as error:
+            if concerns_all_runs(error) or isinstance(error, NothingDelivered | Unusable):
+                raise
+            fault = describe_fault(error, Doing.WORKING)
+            if fault is not error:
+                fault.__cause__ = error
+            self._end_work(assignment, fault)
+        else:
+            self._tries.pop(assignment.run, None)
+
+    def _carry_out(self, assignment: Work) -> None:
         match assignment:
             case Enrol():
                 self._enrol(self._coordinator.run(assignment.run))
-            case SubmitDiscrepancy():
+            case Finished():
+                self._finish(assignment)
+            case SubmitDiscrepancy() | Train() | Evaluate():
                 local = self._get_run(assignment.run)
-                if self._follow_changed_data(local):
-                    return
+                if not self._follow_changed_data(local):
+                    self._work_on(assignment, local)
+
+    def _work_on(self, assignment: SubmitDiscrepancy | Train | Evaluate, local: LocalRun) -> None:
+        match assignment:
+            case SubmitDiscrepancy():
                 index = self._indexes.get(assignment.run)
                 told = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
                 self._reporter.say(f"{assignment.run}: {told}")
             case Train():
-                self._train(assignment)
+                self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
             case Evaluate():
-                local = self._get_run(assignment.run)
-                if self._follow_changed_data(local):
-                    return
                 self._rounds.evaluate(assignment, local, self._journal.open_run(assignment.run))
-            case Finished():
-                self._finish(assignment)
 
-    def _train(self, assignment: Train) -> None:
-        try:
-            local = self._get_run(assignment.run)
-            if self._follow_changed_data(local):
-                return
-        except LocalFault as fault:
-            self._rounds.give_up(assignment, fault.code, str(fault))
-            return
-        self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
+    def _enrol(self, view: RunView) -> None:
+        answer = enrol(view, self._site, self._coordinator)
+        self._indexes[view.run] = answer.index
+        if (local := self._site.find_run(view.run)) is not None:
+            self._data.keep(local)
+        part = "" if answer.index is None else f" as number {answer.index}"
+        self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
+
+    # ------------------------------------------------------------ faults of one run
+
+    def _end_work(self, assignment: Work, fault: LocalFault) -> None:
+        """Try again, give the round up, or take no part in the run any more; the coordinator knows which."""
+        code = fault.told.code
+        if code is FaultCode.NO_DATA:
+            with suppress(Problem):  # the other runs are told at the end
+                self._coordinator.decline(assignment.run, fault)
+            raise Unusable(fault)
+        tries = self._tries[assignment.run] = self._tries.get(assignment.run, 0) + 1
+        if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < TRIES):
+            raise fault
+        if isinstance(assignment, Train) and code not in LASTING:
+            self._rounds.give_up(assignment, fault)
+        else:
+            self._decline(assignment.run, fault)
+        del self._tries[assignment.run]
+
+    def _may_pass(self, assignment: Work, code: FaultCode) -> bool:
+        """A score is tried again after any fault: a round may be given up and drawn anew, a score may not."""
+        return code in TRANSIENT or (isinstance(assignment, Evaluate) and code not in LASTING)
+
+    def _decline(self, run: str, fault: LocalFault) -> None:
+        self._reporter.say(f"{run}: not taking part, {fault}")
+        self._forget(run)
+        self._coordinator.decline(run, fault)
+        if self._settings.exit_when_finished and fault.told.code not in NOT_MEANT and not self._has_work():
+            raise NothingDelivered("All runs that this worker is for have been declined.")
+
+    def _has_work(self) -> bool:
+        """Whether there is an open run in which this client takes part, or may yet enrol."""
+        runs = (each.run for each in self._coordinator.runs() if not each.status.is_terminal)
+        return any(is_meant(self._coordinator.run(run), self._client, self._settings) for run in runs)
+
+    # ------------------------------------------------------------ what is known of a run
 
     def _follow_changed_data(self, local: LocalRun) -> bool:
         """Whether this client has left the run, since its data are others than it enrolled with."""
         if not self._data.has_changed(local):
             return False
         view = self._coordinator.run(local.view.run)
-        enrolment = self._find_enrolment(view)
+        enrolment = find_enrolment(view, self._client)
         index, enrolled = (enrolment.index, enrolment.examples) if enrolment is not None else (None, None)
         if self._data.may_continue(local, index, enrolled):
             return False
         self._indexes.pop(view.run, None)
-        if self._data.leave(view.run):
-            self._enrol(self._coordinator.run(view.run))
+        self._data.leave(view.run)
+        self._act(Enrol(run=view.run))
         return True
-
-    def _enrol(self, view: RunView) -> None:
-        try:
-            answer = enrol(view, self._site, self._coordinator)
-        except Declined as declined:
-            self._reporter.say(f"{view.run}: not taking part, {declined}")
-            return
-        self._indexes[view.run] = answer.index
-        if (local := self._site.find_run(view.run)) is not None:
-            self._data.keep(local)
-        part = "" if answer.index is None else f" as number {answer.index}"
-        self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
 
     def _get_run(self, run: str) -> LocalRun:
         """What this site knows of the run; after a restart it is fetched and built again."""
@@ -239,7 +295,7 @@ class Worker:
         if known is not None and run in self._indexes:
             return known
         view = self._coordinator.run(run)
-        enrolment = self._find_enrolment(view)
+        enrolment = find_enrolment(view, self._client)
         self._indexes[run] = enrolment.index if enrolment is not None else None
         return known or self._site.prepare_run(view)
 
@@ -250,7 +306,13 @@ class Worker:
             self._coordinator.leave(assignment.run)
         except NotFound:
             self._reporter.say(f"{assignment.run}: the coordinator has removed it")
+        delivered = self._journal.open_run(assignment.run).has_delivered()
         self._journal.forget(assignment.run)
-        self._site.forget(assignment.run)
-        self._indexes.pop(assignment.run, None)
+        self._forget(assignment.run)
         self._done = self._settings.exit_when_finished
+        if self._done and not delivered:
+            raise NothingDelivered(f"{assignment.run} has ended without an update or a score of this worker.")
+
+    def _forget(self, run: str) -> None:
+        self._site.forget(run)
+        self._indexes.pop(run, None)

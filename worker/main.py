@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, TextIO
 
 import httpx
 
-from shared.problems import InvalidConfiguration
+from shared.faults import Fault, FaultCode
+from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.schemas import PROTOCOL, Registration
 from shared.versions import VERSION
-from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
+from worker.client import CoordinatorClient, load_trust
 from worker.diagnose import diagnose
-from worker.loop import Backoff, Refused, Worker
+from worker.enrolment import decline_all
+from worker.faults import LocalFault, UnexpectedAnswer
+from worker.loop import Backoff, NothingDelivered, Refused, Unusable, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
@@ -25,16 +28,17 @@ from worker.told import Told
 if TYPE_CHECKING:
     from worker.settings import WorkerSettings
 
-__all__ = ["FAILED", "MISCONFIGURED", "OK", "REFUSED", "leave", "run"]
+__all__ = ["FAILED", "MISCONFIGURED", "NOTHING_DELIVERED", "OK", "REFUSED", "leave", "run"]
 
-OK, FAILED, MISCONFIGURED, REFUSED = 0, 1, 2, 3
-"""Exit codes: ended as asked; a fault in this program; a wrong setting; refused by the coordinator."""
+OK, FAILED, MISCONFIGURED, REFUSED, NOTHING_DELIVERED = 0, 1, 2, 3, 4
+"""Exit codes: ended as asked; a fault in this program; a wrong setting; refused by the coordinator; asked to
+exit after a run, and nothing of this worker is in it."""
 
 
 def run(
     settings: WorkerSettings, *, stream: TextIO | None = None, transport: httpx.BaseTransport | None = None
 ) -> int:
-    """Work until asked to end; returns the process's exit code (0, 2 or 3).
+    """Work until asked to end; returns the process's exit code (0, 2, 3 or 4).
 
     Reports to ``stream`` (None: stderr). ``transport`` replaces the network.
     """
@@ -45,12 +49,18 @@ def run(
             _work(settings, folder, reporter, shutdown, transport)
     except ShutdownRequested:
         reporter.say("Stopped as asked. When restarted, this worker continues where it stopped.")
-    except InvalidConfiguration as error:
+    except (InvalidConfiguration, Unusable) as error:
         reporter.say(f"Cannot work: {error}")
+        return MISCONFIGURED
+    except (OSError, StorageUnavailable) as error:  # before the loop, which waits out what can pass
+        reporter.say(f"Cannot work: {diagnose(error, settings.url or '').sentence}")
         return MISCONFIGURED
     except Refused as error:
         reporter.say(str(error))
         return REFUSED
+    except NothingDelivered as error:
+        reporter.say(str(error))
+        return NOTHING_DELIVERED
     return OK
 
 
@@ -64,11 +74,35 @@ def _work(
     url = _require_url(settings)
     backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
     told, verify = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_trust(settings.ca_file)
-    with CoordinatorClient(url, verify=verify, transport=transport, record=told.record) as coordinator:
+    with CoordinatorClient(
+        url, verify=verify, transport=transport, record=told.record, tell=settings.tell
+    ) as coordinator:
+        _check_data(settings, folder, coordinator)
         credential = _obtain_credential(settings, folder, coordinator, backoff)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
-        _make_worker(credential.client, settings, folder, coordinator, backoff, reporter, shutdown).run()
+        try:
+            worker = _make_worker(
+                credential.client, settings, folder, coordinator, backoff, reporter, shutdown
+            )
+        except InvalidConfiguration as error:
+            fault = LocalFault(Fault(FaultCode.SETTINGS), str(error))
+            decline_all(coordinator, credential.client, settings, fault)
+            raise
+        worker.run()
+
+
+def _check_data(settings: WorkerSettings, folder: Path, coordinator: CoordinatorClient) -> None:
+    """Where there are no data any more, a client that is registered tells its runs before it ends."""
+    if settings.data is None or settings.data.exists():
+        return
+    fault = InvalidConfiguration(f"--data (FEDDISCO_DATA): there is nothing at {settings.data}")
+    stored = read_credential(folder, settings.url or "")
+    if stored is not None:
+        coordinator.authenticate(stored.token)
+        told = LocalFault(Fault(FaultCode.NO_DATA), str(fault))
+        decline_all(coordinator, stored.client, settings, told)
+    raise fault
 
 
 def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport | None = None) -> str:

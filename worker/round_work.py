@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.device import is_out_of_memory
-from shared.problems import DigestMismatch, InvalidRequest, Truncated, UpdateRefused
-from shared.schemas import Failure, UpdateReport
+from shared.faults import Doing, Fault, FaultCode
+from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
+from shared.schemas import UpdateReport
 from shared.training import LocalResult, Stopped
 from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.workbench import ClientTask
+from worker.diagnose import diagnose
 from worker.disclosure import told_size
-from worker.faults import clip_text, describe_fault, local_faults
+from worker.faults import LocalFault, describe_fault, is_disk_full, local_faults
 from worker.heartbeat import Heartbeat
 from worker.progress import format_size
 
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from worker.site import LocalRun, Site
 
 __all__ = ["RoundWork"]
+
+SPACE_POLL_SECONDS = 2.0
+"""How often it is tried whether the disk has space again."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +61,34 @@ class RoundWork:
     reporter: Reporter
     shutdown: Shutdown
     clock: Callable[[], float]  # seconds, monotonic
+    sleep: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------ training
 
     def train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
-        """Answer a train assignment: with an update, or with a failure that says why there is none."""
+        """Answer a train assignment with an update.
+
+        Raises :class:`worker.faults.LocalFault` that says why there is none, OSError or a fault of the
+        network if it is to be tried again.
+        """
         update = journal.find_finished(assignment)
         if update is not None:
             self.reporter.say(f"{_title(assignment)}: trained already, sending the finished update again")
         else:
-            job = self._prepare(assignment, local, journal, self._fetch(assignment, journal))
-            if job is None:
-                return
-            with self.shutdown.defer():
-                update = self._train(job, journal)
+            update = self._make_update(assignment, local, journal)
         if update is not None:
             self._send(assignment, update, journal)
+
+    def _make_update(self, assignment: Train, local: LocalRun, journal: RunJournal) -> FinishedUpdate | None:
+        """None: the coordinator wants it no more, or this process is to end."""
+        try:
+            job = self._prepare(assignment, local, journal, self._fetch(assignment, journal))
+            with self.shutdown.defer():
+                return self._train(job, journal)
+        except (OSError, StorageUnavailable) as error:
+            if is_disk_full(error):  # waiting for space is no silence
+                Heartbeat(self.coordinator, assignment, self.clock).send()
+            raise
 
     def _fetch(self, assignment: Train, journal: RunJournal) -> dict[str, Path]:
         """Download what the round starts from, and remove what older rounds started from."""
@@ -80,43 +98,47 @@ class RoundWork:
 
     def _prepare(
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
-    ) -> _Job | None:
-        """Load data and kept state, which may take long or fail; None: the failure is reported."""
-        try:
-            self.site.training_examples(local, assignment.index)  # loads them, with a sentence if that fails
-            before = journal.find_kept(assignment)
-            task = ClientTask(
-                round=assignment.round,
-                index=assignment.index,
-                relative_size=assignment.relative_size,
-                took_part=assignment.last_aggregated_round > 0,
-                model=paths[assignment.model],
-                broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
-                kept=journal.kept_path(before),
-            )
-            return _Job(assignment, local, before, task)
-        except Exception as error:
-            self.give_up(assignment, *describe_fault(error))
-            return None
+    ) -> _Job:
+        """Load data and kept state, which may take long or fail."""
+        self.site.training_examples(local, assignment.index)  # loads them, with a sentence if that fails
+        before = journal.find_kept(assignment)
+        task = ClientTask(
+            round=assignment.round,
+            index=assignment.index,
+            relative_size=assignment.relative_size,
+            took_part=assignment.last_aggregated_round > 0,
+            model=paths[assignment.model],
+            broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
+            kept=journal.kept_path(before),
+        )
+        return _Job(assignment, local, before, task)
 
     def _train(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
-        try:
-            with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
-                try:
+        with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
+            try:
+                with local_faults(Doing.TRAINING):
                     result = self._train_locally(job, heartbeat)
-                except Stopped:
-                    self._tell_stopped(job, heartbeat)
-                    return None
-            return journal.record(
-                job.assignment,
-                job.before,
-                result.tensors,
-                result.kept,
-                _report(job, result, self.site.settings.sizes),
-            )
-        except Exception as error:
-            self.give_up(job.assignment, *describe_fault(error))
-            return None
+                return self._record(job, result, journal, heartbeat)
+            except Stopped:
+                self._tell_stopped(job, heartbeat)
+                return None
+
+    def _record(
+        self, job: _Job, result: LocalResult, journal: RunJournal, heartbeat: Heartbeat
+    ) -> FinishedUpdate:
+        """Write what was trained to the journal, as soon as there is space for it: it is kept meanwhile."""
+        report = _report(job, result, self.site.settings.sizes)
+        while True:
+            try:
+                return journal.record(job.assignment, job.before, result.tensors, result.kept, report)
+            except (OSError, StorageUnavailable) as error:
+                if not is_disk_full(error):
+                    raise
+                self.reporter.say_waiting(f"{job.title}: {diagnose(error, '').sentence}")
+            heartbeat.send()
+            if self.shutdown.requested or heartbeat.stop_reason is not None:
+                raise Stopped
+            self.sleep(SPACE_POLL_SECONDS)
 
     def _tell_stopped(self, job: _Job, heartbeat: Heartbeat) -> None:
         if heartbeat.stop_reason is not None:
@@ -148,18 +170,18 @@ class RoundWork:
         except (DigestMismatch, Truncated):
             raise  # damaged on the way: it is sent again at the next assignment
         except InvalidRequest as invalid:  # also other data than enrolled: sent again, it stays refused
-            self.give_up(assignment, invalid.code, str(invalid))
+            self.give_up(assignment, _describe_refusal(invalid))
             return
+        journal.note_delivered()
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
         self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(update.bytes)}")
 
-    def give_up(self, assignment: Train, code: str, sentence: str) -> None:
+    def give_up(self, assignment: Train, fault: LocalFault) -> None:
         """Report that no update of this round will come, and why."""
-        self.reporter.say(f"{_title(assignment)}: no update ({code}): {sentence}")
-        failure = Failure(attempt=assignment.attempt, code=code, reason=clip_text(sentence))
+        self.reporter.say(f"{_title(assignment)}: no update ({fault.told.code}): {fault}")
         try:
-            self.coordinator.failure(assignment.run, assignment.round, failure)
+            self.coordinator.failure(assignment.run, assignment.round, assignment.attempt, fault)
         except UpdateRefused:
             return  # closed meanwhile: nobody waits for this update any more
 
@@ -172,12 +194,13 @@ class RoundWork:
         """
         journal.keep_only({assignment.model})
         path = journal.fetch_blob(assignment.model, self.coordinator.download)
-        with local_faults(f"{assignment.run} round {assignment.round}: scoring the model"):
+        with local_faults(Doing.SCORING):
             local.workbench.load_model(path)
             metrics = self._evaluate(local)
         told = told_size(metrics.examples, self.site.settings.sizes)
         metrics = metrics.model_copy(update={"examples": told})
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
+        journal.note_delivered()
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
         self.reporter.say(
@@ -196,6 +219,15 @@ class RoundWork:
                 if batch_size == 1 or not is_out_of_memory(error):
                     raise
                 batch_size //= 2
+
+
+def _describe_refusal(refused: InvalidRequest) -> LocalFault:
+    """In numbers, if the data have changed since the site enrolled."""
+    now, enrolled = refused.extra.get("now"), refused.extra.get("enrolled")
+    if type(now) is int and type(enrolled) is int:
+        told = Fault(FaultCode.OTHER_EXAMPLES, counts={"now": now, "enrolled": enrolled})
+        return LocalFault(told, str(refused))
+    return describe_fault(refused, Doing.TRAINING)
 
 
 def _report(job: _Job, result: LocalResult, sizes: Sizes) -> UpdateReport:

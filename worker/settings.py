@@ -20,11 +20,12 @@ from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
 
-__all__ = ["Disclosure", "Precision", "Sizes", "WorkerSettings", "load"]
+__all__ = ["Disclosure", "Precision", "Sizes", "Tell", "WorkerSettings", "load"]
 
 Disclosure = Literal["none", "noised", "exact"]
 Sizes = Literal["exact", "rounded"]
 Precision = Literal["float32", "bfloat16", "float16"]
+Tell = Literal["sentences", "full"]
 
 
 def _parse_json(value: Any) -> Any:
@@ -87,9 +88,7 @@ class WorkerSettings(BaseSettings):
         description="Import paths of the algorithms that a run may use here besides the built-in ones, "
         "like `ours.fedslow:*`; separate several with commas.",
     )
-    data: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
-        None, description="Folder or archive with this site's data."
-    )
+    data: Path | None = Field(None, description="Folder or archive with this site's data.")
     labels: Annotated[dict[str, str], NoDecode, BeforeValidator(_parse_json)] = Field(
         default_factory=dict,
         description="Which class a name in this site's data stands for, as JSON, where it differs from the "
@@ -154,6 +153,12 @@ class WorkerSettings(BaseSettings):
     )
     wait_seconds: float = Field(
         30.0, ge=0, le=60, description="How long one request for work may stay open, in seconds (0 to 60)."
+    )
+    tell: Tell = Field(
+        "sentences",
+        description="What the coordinator, and so the run's page, is told of a fault here: a sentence of a "
+        "fixed set, with counts (`sentences`), or all that this worker's log says of it (`full`), which may "
+        "name files and quote values.",
     )
     exit_when_finished: bool = Field(
         False, description="Exit when a run that this worker took part in has ended."

@@ -40,6 +40,11 @@ class Shutdown:
         if not self._deferred or again:  # the second signal does not wait for the batch
             raise ShutdownRequested
 
+    def check(self) -> None:
+        """Raise :class:`ShutdownRequested` if the process was asked to end, and somebody's code caught it."""
+        if self.requested:
+            raise ShutdownRequested
+
     @contextmanager
     def defer(self) -> Iterator[None]:
         """Inside, ``requested`` is only set; at the end :class:`ShutdownRequested` is raised if it is."""

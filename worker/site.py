@@ -13,14 +13,16 @@ import torch
 
 from shared.algorithms import load_algorithm
 from shared.config import AlgorithmChoice, Partition
-from shared.problems import InvalidConfiguration
+from shared.data import fingerprint_of
+from shared.faults import Doing, Fault, FaultCode
+from shared.problems import DataUnfit, InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.tasks import load_task
 from shared.tasks.base import LoadCall
 from shared.tasks.loading import check_labels, load_examples
 from shared.training.workbench import Workbench
 from worker.disclosure import Disclosures, Question, Rule
-from worker.faults import local_faults
+from worker.faults import LocalFault, local_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,12 +76,12 @@ class Site:
     def find_run(self, run: str) -> LocalRun | None:
         return self._runs.get(run)
 
-    @local_faults("preparing the task and its model")
+    @local_faults(Doing.PREPARING)
     def prepare_run(self, view: RunView) -> LocalRun:
         """Prepare for a run: its task with the run's class contract, its algorithm, its model.
 
-        Raises :class:`InvalidConfiguration` with the first thing in which this site differs from the run,
-        :class:`worker.faults.LocalFault` if the task or memory fails.
+        Raises :class:`worker.faults.LocalFault` with the first thing in which this site differs from the run,
+        or if the task or memory fails.
         """
         self.forget(view.run)  # nothing of an earlier view, which may have been another run of this name
         task = load_task(self.settings.task, self._options(view), view.classes)
@@ -95,9 +97,10 @@ class Site:
             precision=self.settings.precision,
         )
         if difference := first_difference(workbench.manifest, view.manifest):
-            raise InvalidConfiguration(
-                f"the model that task {self.settings.task} builds here is not the run's: {difference}.",
-                hint="Install the same versions of the task and of PyTorch as at the coordinator.",
+            raise LocalFault(
+                Fault(FaultCode.MODEL_DIFFERS),
+                f"the model that task {self.settings.task} builds here is not the run's: {difference}. "
+                "Install the same versions of the task and of PyTorch as at the coordinator.",
             )
         local = LocalRun(view, workbench)
         self._runs[view.run] = local
@@ -107,9 +110,10 @@ class Site:
         """Built in, or one that this site allows: the coordinator names what is imported here."""
         allowed = self.settings.algorithms
         if ":" in choice.name and not any(fnmatchcase(choice.name, pattern) for pattern in allowed):
-            raise InvalidConfiguration(
-                f"algorithm {choice.name!r} is not allowed at this site.",
-                hint=f"Read its code; if it is welcome, start the worker with --algorithms {choice.name}",
+            raise LocalFault(
+                Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
+                f"algorithm {choice.name!r} is not allowed at this site. "
+                f"Read its code; if it is welcome, start the worker with --algorithms {choice.name}",
             )
         return load_algorithm(choice)
 
@@ -122,17 +126,17 @@ class Site:
         """The partition of which this worker takes one part; None: all the data here is its own."""
         return view.config.partition if self.settings.partition == "run" else self.settings.partition
 
-    @local_faults("loading the training data")
+    @local_faults(Doing.LOADING_TRAINING_DATA)
     def training_examples(self, local: LocalRun, index: int | None) -> Examples:
         """This client's own examples; with a partition, part ``index`` of it."""
         return local.workbench.training_examples(index)
 
-    @local_faults("loading the test data")
+    @local_faults(Doing.LOADING_TEST_DATA)
     def test_examples(self, local: LocalRun) -> Examples:
         """The test set as the run's partition, if it has one, has it thinned."""
         return local.workbench.test_examples
 
-    @local_faults("counting the classes")
+    @local_faults(Doing.COUNTING)
     def count_classes(self, local: LocalRun, index: int | None) -> list[int]:
         """Examples of each class of the contract. What of them may be told, worker.disclosure decides."""
         return [int(count) for count in local.workbench.class_counts(index)]
@@ -172,16 +176,27 @@ class Site:
             call = LoadCall.of(task, split, self.settings.data, seed)
             examples = self._find_loaded(call)
             if examples is None:
-                examples = load_examples(task, split, self.settings.data, seed)
+                examples = self._read(task, split, seed)
                 self._tell(view.run, split, examples)
             dealt = split == "train" and self.partition_for(view) is not None
             self._splits[key] = call, examples if dealt else examples.to(self.device)
         return self._splits[key][1]
 
+    def _read(self, task: Task, split: Split, seed: int) -> Examples:
+        source = self.settings.data
+        try:
+            return load_examples(task, split, source, seed)
+        except InvalidConfiguration as fault:
+            needs_data = source is not None or ":" not in self.settings.task
+            if needs_data and not isinstance(fault, DataUnfit) and not fingerprint_of(source):
+                raise LocalFault(Fault(FaultCode.NO_DATA), str(fault)) from fault  # for any run
+            raise
+
     @property
     def _own_split(self) -> Split:
         return "test" if self.settings.role is Role.EVALUATOR else "train"
 
+    @local_faults(Doing.LOADING_TRAINING_DATA)
     def find_data_mark(self, local: LocalRun) -> str:
         """Tells the files that lie here now from others, and this site's way of reading them."""
         return LoadCall.of(local.task, self._own_split, self.settings.data, local.view.config.seed).digest()
@@ -191,7 +206,7 @@ class Site:
         call, examples = self._splits[local.view.run, self._own_split]
         return call.digest(), examples.digest()
 
-    @local_faults("loading the data")
+    @local_faults(Doing.LOADING_TRAINING_DATA)
     def reload_data(self, local: LocalRun) -> None:
         """Load again what the run uses, as it is now."""
         run = local.view.run

@@ -30,8 +30,8 @@ async def submit_discrepancy(
 
 @router.post("/runs/{run}/decline", status_code=204)
 async def decline(run: RunId, body: DeclineRequest, coordinator: Coordinator, client: Client) -> None:
-    """Say why this client does not take part in the run, so that the page can show it."""
-    await coordinator.threads.run(coordinator.enrolments.decline, run, client, body.reason)
+    """Say why this client does not take part in the run, or no longer, so that the page can show it."""
+    await coordinator.threads.run(coordinator.enrolments.decline, run, client, body)
 
 
 @router.delete("/runs/{run}/enrolments/me", status_code=204)

@@ -118,7 +118,11 @@ def _lowest_free(taken: Collection[int]) -> int:
 
 
 def client_declined(draft: Draft, event: ClientDeclined) -> None:
+    """The client takes no part, or no longer: something at its side does not work, and it says what."""
     before = draft.run.enrolment(event.client)
+    if draft.run.status.is_terminal:
+        _finish(draft, event, before, event.reason)
+        return
     if before is None:
         draft.put_enrolment(
             Enrolment(
@@ -131,26 +135,37 @@ def client_declined(draft: Draft, event: ClientDeclined) -> None:
         )
     elif before.status is EnrolmentStatus.DECLINED:
         return
-    elif before.status is EnrolmentStatus.LEFT:
-        draft.move_enrolment(before, EnrolmentStatus.DECLINED, event.reason)
     else:
-        why = f"{event.client!r} is enrolled in run {draft.run.id!r} ({before.status})"
-        raise illegal(draft.run, event, why, "Leave the run instead (DELETE /runs/{run}/enrolments/me).")
+        draft.move_enrolment(before, EnrolmentStatus.DECLINED, event.reason)
     draft.record("client_declined", event.client, reason=event.reason)
+    _expect_no_update(draft, event)
 
 
 def client_left(draft: Draft, event: ClientLeft) -> None:
     enrolment = draft.run.enrolment(event.client)
-    if enrolment is None:
-        raise illegal(draft.run, event, f"{event.client!r} is not enrolled in run {draft.run.id!r}")
-    if not enrolment.status.is_present:
+    if enrolment is None or draft.run.status.is_terminal:
+        _finish(draft, event, enrolment)
         return
-    if draft.run.status.is_terminal:
-        draft.move_enrolment(enrolment, EnrolmentStatus.FINISHED)
-        draft.record("client_finished", event.client)
+    if not enrolment.status.is_present:
         return
     draft.move_enrolment(enrolment, EnrolmentStatus.LEFT, event.reason)
     draft.record("client_left", event.client, reason=event.reason)
+    _expect_no_update(draft, event)
+
+
+def _finish(
+    draft: Draft, event: ClientDeclined | ClientLeft, enrolment: Enrolment | None, reason: str | None = None
+) -> None:
+    """The client has seen that the run is over."""
+    if enrolment is None:
+        raise illegal(draft.run, event, f"{event.client!r} is not enrolled in run {draft.run.id!r}")
+    if enrolment.status.is_present:
+        draft.move_enrolment(enrolment, EnrolmentStatus.FINISHED, reason)
+        draft.record("client_finished", event.client)
+
+
+def _expect_no_update(draft: Draft, event: ClientDeclined | ClientLeft) -> None:
+    """The open round no longer waits for the client."""
     current = draft.run.round
     if current is None or current.status is not RoundStatus.COLLECTING:
         return

@@ -38,6 +38,8 @@ class ClientEnrolled:
 
 @dataclass(frozen=True, slots=True)
 class ClientDeclined:
+    """The client takes no part, or no longer: something at its side has to be put right first."""
+
     client: str
     reason: str
 

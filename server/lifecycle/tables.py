@@ -63,7 +63,7 @@ _ALWAYS: Final = frozenset(RunStatus)
 
 ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ClientEnrolled: _OPEN,
-    ClientDeclined: _OPEN,
+    ClientDeclined: _ALWAYS,  # an evaluator may fail at the last model, after the end
     ClientLeft: _ALWAYS,  # after the end: how a client confirms that it has seen it
     ClientSeen: _ALWAYS,
     DiscrepancyReceived: _OPEN,
@@ -81,7 +81,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
 }
 
 # the events after which a collecting round may have nobody left to wait for
-_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, ClientLeft, TimePassed)
+_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, ClientDeclined, ClientLeft, TimePassed)
 
 RUN_MOVES: Final[Moves[RunStatus]] = {
     (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, ClientEnrolled, DiscrepancyReceived),
@@ -121,8 +121,8 @@ PARTICIPANT_MOVES: Final[Moves[ParticipantStatus]] = {
     (ParticipantStatus.INVITED, ParticipantStatus.TRAINING): (AssignmentTaken,),
     (ParticipantStatus.INVITED, ParticipantStatus.UPLOADED): (UpdateReceived,),
     (ParticipantStatus.TRAINING, ParticipantStatus.UPLOADED): (UpdateReceived,),
-    (ParticipantStatus.INVITED, ParticipantStatus.FAILED): (FailureReported, ClientLeft),
-    (ParticipantStatus.TRAINING, ParticipantStatus.FAILED): (FailureReported, ClientLeft),
+    (ParticipantStatus.INVITED, ParticipantStatus.FAILED): (FailureReported, ClientDeclined, ClientLeft),
+    (ParticipantStatus.TRAINING, ParticipantStatus.FAILED): (FailureReported, ClientDeclined, ClientLeft),
     (ParticipantStatus.INVITED, ParticipantStatus.TIMED_OUT): (TimePassed,),
     (ParticipantStatus.TRAINING, ParticipantStatus.TIMED_OUT): (TimePassed,),
     (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED): (AggregationFinished,),
@@ -139,9 +139,12 @@ ENROLMENT_MOVES: Final[Moves[EnrolmentStatus]] = {
     (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.LEFT): (ClientLeft,),
     (EnrolmentStatus.READY, EnrolmentStatus.LEFT): (ClientLeft,),
     (EnrolmentStatus.AWAY, EnrolmentStatus.LEFT): (ClientLeft,),
-    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.FINISHED): (ClientLeft,),
-    (EnrolmentStatus.READY, EnrolmentStatus.FINISHED): (ClientLeft,),
-    (EnrolmentStatus.AWAY, EnrolmentStatus.FINISHED): (ClientLeft,),
+    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.READY, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.AWAY, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
+    (EnrolmentStatus.READY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
+    (EnrolmentStatus.AWAY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
     (EnrolmentStatus.LEFT, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
     (EnrolmentStatus.LEFT, EnrolmentStatus.READY): (ClientEnrolled,),
     (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED): (ClientDeclined,),

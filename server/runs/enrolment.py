@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from server.database.step.facts import DiscrepancyFacts, EnrolmentFacts
+from server.database.step.facts import DiscrepancyFacts, EnrolmentFacts, FailureFacts
 from server.database.store import Store
 from server.lifecycle.events import ClientDeclined, ClientEnrolled, ClientLeft, DiscrepancyReceived
 from server.runs.layout import RunLayout
@@ -15,6 +15,7 @@ from server.runs.runner import Runner
 from shared.problems import ClassContractMismatch, Conflict, IncompatibleVersion
 from shared.schemas import (
     PROTOCOL,
+    DeclineRequest,
     DiscrepancySubmission,
     EnrolmentAnswer,
     EnrolmentRequest,
@@ -79,8 +80,9 @@ class Enrolments:
         facts = DiscrepancyFacts(submission.metric, submission.value, submission.grade, submission.epsilon)
         self.runner.commit(run, DiscrepancyReceived(client), actor=client, facts=facts)
 
-    def decline(self, run: str, client: str, reason: str) -> None:
-        self.runner.commit(run, ClientDeclined(client, reason), actor=client)
+    def decline(self, run: str, client: str, said: DeclineRequest) -> None:
+        facts = FailureFacts(said.code)
+        self.runner.commit(run, ClientDeclined(client, said.reason), actor=client, facts=facts)
 
     def leave(self, run: str, client: str) -> None:
         """After the run's end: how a client confirms that it saw it."""

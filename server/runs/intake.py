@@ -77,6 +77,8 @@ class Intake:
                 f"the update was trained on {offer.report.examples} examples, but {enrolled.client} is "
                 f"enrolled with {enrolled.examples}, the size on which its weight is based",
                 hint="Leave the run and enrol again if the data have changed.",
+                now=offer.report.examples,
+                enrolled=enrolled.examples,
             )
         return None
 

@@ -13,6 +13,7 @@ from PIL import Image
 from feddisco.models import fetch_model
 from shared import wire
 from shared.config import RunConfig
+from shared.faults import Fault, FaultCode
 from shared.schemas import EnrolmentStatus, EnrolmentView, RunStatus
 from shared.tasks import task_of
 from shared.wire.tensors import load_into, manifest_of
@@ -107,7 +108,7 @@ def test_each_run_trains_on_the_labels_of_its_own_contract(tmp_path: Path) -> No
         wait_until_ready(made, "dark-1", "light-1")
         row = made.wait_for(lambda: enrolment(made, "misspelt"), "the misspelt run is answered")
         assert row.status is EnrolmentStatus.DECLINED
-        assert "do not fit the run's classes" in row.reason
+        assert row.reason == Fault(FaultCode.DATA_UNFIT).sentence
         start(made, "dark-1", "light-1")
 
         for given in after:

@@ -93,7 +93,7 @@ def test_broken_data_and_what_skipping_leaves(tmp_path: Path) -> None:
     [
         (("--task", "imagefolder"), "data: no place given for images"),
         (("--task", "digit"), "there is no built-in task 'digit'. Did you mean digits"),
-        (("--task", "imagefolder", "--data", "gone"), "there is nothing at gone"),
+        (("--task", "imagefolder", "--data", "gone"), "at gone, which does not exist"),
     ],
 )
 def test_wrong_settings_are_a_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from shared.data import Examples
 from shared.tasks.base import Split
 from shared.tasks.digits import Digits
 
-__all__ = ["Faulty", "Own", "Slow"]
+__all__ = ["RAISED", "Faulty", "Own", "Slow"]
 
 
 class Own(FedAvg):
@@ -38,42 +37,75 @@ class Slow(Digits):
         return super().prepare(inputs, generator)
 
 
+class Weird(BaseException):
+    """What no ``except Exception`` catches, and cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+RAISED: dict[str, BaseException] = {
+    "exit": SystemExit("a task that ends the process"),
+    "interrupt": KeyboardInterrupt("a task that plays ctrl-c"),
+    "weird": Weird(),
+    "recursion": RecursionError("too deep"),
+    "unreadable": PermissionError(13, "Permission denied", "/data/patient-7.png"),
+    "bug": KeyError("a bug in somebody's task"),
+    "value": ValueError("row 7 has a column too many"),
+}
+
+
 class FaultyOptions(Frozen):
-    fault: Literal["none", "memory", "bug", "empty", "evaluation", "loading", "building", "scoring"] = "none"
+    fault: str = "none"
 
 
 class Faulty(Digits):
-    """Digits that go wrong as a user's own task might, or as a small machine does."""
+    """Digits that go wrong as a user's own task might, or as a small machine does.
+
+    ``fault`` is a word of its own, or a place and what is raised there: ``loading:exit``.
+    """
 
     Options = FaultyOptions
     _scored_before = False
+    _checked = False
 
     def _has(self, fault: str) -> bool:
         assert isinstance(self.options, FaultyOptions)
         return self.options.fault == fault
 
+    def _reach(self, place: str) -> None:
+        assert isinstance(self.options, FaultyOptions)
+        where, _, what = self.options.fault.partition(":")
+        if where == place and what == "memory":
+            torch.empty(2**50)  # no machine has it
+        if where == place:
+            raise RAISED[what]
+
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
-        if self._has("loading"):
-            raise ValueError("row 7 has a column too many")
+        self._reach("loading")
         examples = super().load(split, source, seed)
         return examples.subset(torch.arange(0)) if self._has("empty") else examples
 
     def build_model(self, model: str | None, seed: int) -> nn.Module:
-        if self._has("building"):
-            torch.empty(2**50)
+        self._reach("building")
         return super().build_model(model, seed)
 
+    def categories(self, targets: Tensor) -> Tensor:
+        if self._checked:  # after the labels were checked at loading
+            self._reach("counting")
+        self._checked = True
+        return super().categories(targets)
+
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        if self._has("scoring") and generator is None and not self._scored_before:
-            self._scored_before = True
-            raise ValueError("a scratched test image")
+        if generator is None:
+            self._reach("scoring")
+            if not self._scored_before:
+                self._scored_before = True
+                self._reach("scoring-once")
         if self._has("evaluation") and generator is None and len(inputs) > 64:
-            torch.empty(2**50)  # no machine has it
+            torch.empty(2**50)
         return super().prepare(inputs, generator)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._has("memory"):
-            torch.empty(2**50)
-        if self._has("bug"):
-            raise KeyError("a bug in somebody's task")
+        self._reach("training")
         return super().loss(outputs, targets)

@@ -14,7 +14,8 @@ from shared import problems
 from shared.schemas import Enrol, Registration, UpdateReport, Wait
 from shared.wire.digests import parse_content_digest
 from tests.helpers.http_servers import Answer, Request, http_server
-from worker.client import CoordinatorClient, UnexpectedAnswer, load_trust
+from worker.client import CoordinatorClient, load_trust
+from worker.faults import UnexpectedAnswer
 
 BLOB = bytes(range(256)) * 20_000  # 5 MB: several chunks
 DIGEST = hashlib.sha256(BLOB).hexdigest()

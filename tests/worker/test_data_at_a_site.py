@@ -13,10 +13,10 @@ from PIL import Image
 
 from shared.config import Frozen
 from shared.data import Examples
+from shared.faults import Fault, FaultCode
 from shared.tasks.base import Split, Task
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import Member, create, keep, worker
-from worker.enrolment import MISFIT
 from worker.journal import RunJournal
 from worker.main import leave
 
@@ -78,10 +78,10 @@ def test_d4_a_broken_image_declines_the_run_and_the_worker_stays(at: Live, tmp_p
     create(at, name="skin", task="imagefolder", task_options=OPTIONS, rounds=1, min_clients=1)
     member = worker(at, tmp_path, "north", task="imagefolder", data=data)
     row = row_of(at, "skin", "north")
-    assert (row["status"], row["reason"]) == ("declined", MISFIT)
+    assert (row["status"], row["reason"]) == ("declined", Fault(FaultCode.DATA_UNFIT).sentence)
     at.wait_for(lambda: "not taking part, data: a/03.png in" in member.log)
     assert "is empty (0 bytes)" in member.log
-    revoke(at, member)
+    assert member.join() == 4
 
 
 def test_d4_a_broken_image_is_skipped_where_the_site_says_so(at: Live, tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_d5_labels_outside_the_contract_decline_the_run(at: Live, tmp_path: Path
     create(at, name="odd", task=name, task_options={"odd": odd}, min_clients=1, weighting={"kind": "disco"})
     member = worker(at, tmp_path, "north", task=name)
     row = row_of(at, "odd", "north")
-    assert (row["status"], row["reason"]) == ("declined", MISFIT)
+    assert (row["status"], row["reason"]) == ("declined", Fault(FaultCode.DATA_UNFIT).sentence)
     at.wait_for(lambda: "not taking part" in member.log)
     assert SAID[odd] in member.log
     assert "trying again" not in member.log.lower()
-    revoke(at, member)
+    assert member.join() == 4
 
 
 def test_a_label_map_that_leads_to_no_class_declines_the_run(at: Live, tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_a_label_map_that_leads_to_no_class_declines_the_run(at: Live, tmp_path:
     options = {"classes": ["melanoma", "b"], "size": 16}
     create(at, name="skin", task="imagefolder", task_options=options, rounds=1, min_clients=1)
     bad = worker(at, tmp_path, "bad", task="imagefolder", data=data, labels='{"mel": "melanom"}')
-    assert row_of(at, "skin", "bad")["reason"] == MISFIT
+    assert row_of(at, "skin", "bad")["reason"] == Fault(FaultCode.DATA_UNFIT).sentence
     at.wait_for(lambda: "labels: 'mel' stands for 'melanom', which is none of the classes" in bad.log)
     assert "Did you mean melanoma?" in bad.log
-    revoke(at, bad)
+    assert bad.join() == 4
     good = worker(at, tmp_path, "good", task="imagefolder", data=data, labels='{"mel": "melanoma"}')
     assert good.join() == 0
     assert row_of(at, "skin", "good")["examples"] == 8
@@ -213,9 +213,9 @@ def test_d6_changed_data_decline_the_run_where_the_site_says_so(at: Live, tmp_pa
     row = at.wait_for(
         lambda: row_of(at, "skin", "north")["status"] == "declined" and row_of(at, "skin", "north")
     )
-    assert row["reason"].startswith("the data at this site have changed since it enrolled")
+    assert row["reason"] == Fault(FaultCode.DATA_CHANGED).sentence
     assert "declining the run (on_changed_data)" in member.log
-    revoke(at, member)
+    assert member.join() == 4
 
 
 @pytest.mark.parametrize("number", ["same", "other"])
@@ -236,7 +236,7 @@ def test_d6_changed_data_are_gone_on_with_only_if_their_number_is_the_same(
         start(at)
         at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "declined")
         assert "skin: the data here have changed: 50 examples, enrolled with 40" in member.log
-        revoke(at, member)
+        assert member.join() == 4
 
 
 def test_d6_changed_data_are_noticed_at_the_start(at: Live, tmp_path: Path) -> None:
@@ -258,10 +258,10 @@ def test_d7_a_site_with_one_example_declines_a_model_with_batch_normalisation(
     create(at, name="norm", task=name, min_clients=1, partition="iid:9")
     member = worker(at, tmp_path, "north", task=name, partition="run")
     row = row_of(at, "norm", "north")
-    said = "the model has batch normalisation, which needs 2 examples in a batch; there is 1 example."
-    assert row["status"] == "declined"
-    assert row["reason"].startswith(said)
-    revoke(at, member)
+    told = Fault(FaultCode.TOO_FEW_EXAMPLES, counts={"examples": 1})
+    assert (row["status"], row["reason"]) == ("declined", told.sentence)
+    assert member.join() == 4
+    assert "which needs 2 examples in a batch; there is 1 example." in member.log
 
 
 def test_d7_a_joined_batch_is_said(at: Live, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_each_worker_is_a_key_and_the_evaluator_sees_a_thin_test_set(tmp_path: P
             partition={"kind": "by-key", "clients": 3, "test_rho": 5},
             local={"steps_range": [1, 3]},
             rounds=1,
+            min_clients=3,
         )  # fmt: skip
         judge = worker(at, tmp_path, "judge", task="csv", data=data, role="evaluator")
         at.wait_for(lambda: "demo: enrolled" in judge.log)

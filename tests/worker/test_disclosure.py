@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from shared.config import Metric
 from shared.discrepancy import discrepancy
+from shared.faults import FaultCode
 from shared.problems import InvalidConfiguration
 from worker.candidates import count_fits, partitions
 from worker.disclosure import (
     Disclosures,
     NotDisclosed,
     Question,
-    Refusal,
     Rule,
     describe_answer,
     told_size,
@@ -44,11 +44,11 @@ def _ask(
     return Question(data=data, reading=reading, counts=tuple(counts), metric=metric, target=target)
 
 
-def _refusal(book: Disclosures, question: Question, rule: Rule = NOISED) -> Refusal | None:
+def _refusal(book: Disclosures, question: Question, rule: Rule = NOISED) -> FaultCode | None:
     try:
         book.answer(question, rule)
     except NotDisclosed as refused:
-        return refused.refusal
+        return refused.code
     return None
 
 
@@ -101,8 +101,8 @@ def test_classes_that_nobody_has_bring_no_second_draw(book: Disclosures) -> None
 def test_thresholds_that_runs_choose_do_not_read_the_histogram_off(book: Disclosures) -> None:
     """A task of bins: each run asks for another edge, on the same files."""
     assert _refusal(book, _ask((200, 60), reading="edge 1")) is None
-    assert _refusal(book, _ask((150, 110), reading="edge 2")) is Refusal.OTHER_CLASSES
-    assert _refusal(book, _ask((150, 110), reading="edge 2"), EXACT) is Refusal.OTHER_CLASSES
+    assert _refusal(book, _ask((150, 110), reading="edge 2")) is FaultCode.OTHER_CLASSES
+    assert _refusal(book, _ask((150, 110), reading="edge 2"), EXACT) is FaultCode.OTHER_CLASSES
 
 
 def test_a_seed_that_draws_what_is_held_out_brings_no_second_draw(book: Disclosures) -> None:
@@ -126,16 +126,16 @@ def test_a_record_that_cannot_be_read_is_no_reason_to_answer_again(tmp_path: Pat
 
 
 def test_nothing_is_told_at_the_grade_none(book: Disclosures) -> None:
-    assert _refusal(book, _ask(), NONE) is Refusal.NOTHING_TOLD
+    assert _refusal(book, _ask(), NONE) is FaultCode.NOTHING_TOLD
 
 
 def test_metrics_that_the_site_does_not_name_are_refused(book: Disclosures) -> None:
-    assert _refusal(book, _ask(metric="l1")) is Refusal.OTHER_METRIC
+    assert _refusal(book, _ask(metric="l1")) is FaultCode.OTHER_METRIC
     assert _refusal(book, _ask(metric="l1"), replace(NOISED, metrics=EVERY)) is None
 
 
 def test_noise_cannot_hide_an_infinite_discrepancy(book: Disclosures) -> None:
-    assert _refusal(book, _ask(target=(1, 1, 1, 0))) is Refusal.EMPTY_CLASS
+    assert _refusal(book, _ask(target=(1, 1, 1, 0))) is FaultCode.EMPTY_CLASS
     assert book.answer(_ask(target=(1, 1, 1, 0)), EXACT).value == math.inf
 
 
@@ -155,8 +155,8 @@ def test_a_second_target_is_refused_by_any_metric_and_grade(book: Disclosures) -
     every = replace(NOISED, metrics=EVERY)
     assert _refusal(book, _ask(target=(4, 3, 2, 1)), every) is None
     assert _refusal(book, _ask(target=(0.4, 0.3, 0.2, 0.1)), every) is None  # the same
-    assert _refusal(book, _ask(target=(1, 2, 3, 3), metric="l2"), every) is Refusal.OTHER_TARGET
-    assert _refusal(book, _ask(target=(1, 2, 3, 3)), EXACT) is Refusal.OTHER_TARGET
+    assert _refusal(book, _ask(target=(1, 2, 3, 3), metric="l2"), every) is FaultCode.OTHER_TARGET
+    assert _refusal(book, _ask(target=(1, 2, 3, 3)), EXACT) is FaultCode.OTHER_TARGET
     assert _refusal(book, _ask(), every) is None
 
 

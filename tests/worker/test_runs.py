@@ -13,6 +13,7 @@ import pytest
 from shared.config import Partition
 from shared.data.partition import partition
 from shared.discrepancy import discrepancy
+from shared.faults import Fault, FaultCode
 from shared.tasks import load_task
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import Member, create, keep, settings, worker
@@ -87,30 +88,51 @@ def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "more", "words"),
+    ("config", "more", "told", "words"),
     [
         (
             {"task": "tests.helpers.own_tasks:Slow"},
             {},
+            Fault(FaultCode.OTHER_TASK),
             "has the task digits, the run needs tests.helpers.own_tasks:Slow",
         ),
-        ({}, {"run": "other-*"}, "takes part only in runs named other-*"),
-        ({"partition": "iid:2"}, {}, "start it with --partition run"),
-        ({"partition": "iid:2"}, {"partition": "run", "index": 2}, "index 2 is none of them"),
-        ({}, {"task_options": {"sise": 3}}, "sise"),
-        ({"algorithm": OWN}, {}, f"algorithm '{OWN}' is not allowed at this site"),
-        ({"algorithm": OWN}, {"algorithms": "tests.worker.other:*"}, f"--algorithms {OWN}"),
+        ({}, {"run": "other-*"}, Fault(FaultCode.OTHER_RUNS), "takes part only in runs named other-*"),
+        ({"partition": "iid:2"}, {}, Fault(FaultCode.OWN_DATA), "Start it with --partition run"),
+        (
+            {"partition": "iid:2"},
+            {"partition": "run", "index": 2},
+            Fault(FaultCode.NO_PART_LEFT, counts={"parts": 2}),
+            "index 2 is none of them",
+        ),
+        ({}, {"task_options": {"sise": 3}}, Fault(FaultCode.CONFIGURATION), "sise"),
+        (
+            {"algorithm": OWN},
+            {},
+            Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
+            f"algorithm '{OWN}' is not allowed at this site",
+        ),
+        (
+            {"algorithm": OWN},
+            {"algorithms": "tests.worker.other:*"},
+            Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
+            f"--algorithms {OWN}",
+        ),
     ],
 )
+@pytest.mark.parametrize("tell", ["sentences", "full"])
 def test_a_run_that_does_not_fit_is_declined_with_a_sentence(
-    at: Live, tmp_path: Path, config: dict[str, Any], more: dict[str, Any], words: str
+    at: Live, tmp_path: Path, config: dict[str, Any], more: dict[str, Any], told: Fault, words: str, tell: str
 ) -> None:
     create(at, **config)
-    member = worker(at, tmp_path, "site", **more)
+    member = worker(at, tmp_path, "site", exit_when_finished=False, tell=tell, **more)
     row = at.wait_for(lambda: next(iter(at.run()["enrolments"]), None))
     assert row["status"] == "declined"
-    assert words in row["reason"]
+    if tell == "full":
+        assert words in row["reason"]
+    else:
+        assert row["reason"] == told.sentence
     at.wait_for(lambda: "demo: not taking part" in member.log)
+    assert words in member.log
     _dismiss(at, member)
 
 
@@ -144,9 +166,9 @@ def test_a_worker_started_anew_takes_part_in_what_it_had_declined(at: Live, tmp_
 def test_a_worker_started_anew_that_still_does_not_fit_says_so(at: Live, tmp_path: Path) -> None:
     _declined_before(at, tmp_path)
     member = worker(at, tmp_path, "site", partition="run", index=2)
-    at.wait_for(lambda: "demo: not taking part, all 2 parts" in member.log)
+    assert member.join() == 4
+    assert "demo: not taking part, all 2 parts" in member.log
     assert _enrolment(at, "site")["status"] == "declined"
-    _dismiss(at, member)
 
 
 def test_an_index_of_somebody_else_is_declined_and_a_free_one_found(at: Live, tmp_path: Path) -> None:
@@ -154,11 +176,13 @@ def test_an_index_of_somebody_else_is_declined_and_a_free_one_found(at: Live, tm
     first = worker(at, tmp_path, "first", partition="run", index=0)
     at.wait_for(lambda: any(row["index"] == 0 for row in at.run()["enrolments"]))
     second = worker(at, tmp_path, "second", partition="run", index=0)
-    at.wait_for(lambda: "not taking part" in second.log)
+    assert second.join() == 4
+    assert "not taking part" in second.log
     third = worker(at, tmp_path, "third", partition="run")
     assert (first.join(), third.join()) == (0, 0)
     assert _enrolment(at, "third")["index"] == 1
-    _dismiss(at, second)
+    told = Fault(FaultCode.INDEX_TAKEN, counts={"index": 0})
+    assert _enrolment(at, "second")["reason"] == told.sentence
 
 
 def test_workers_that_race_for_parts_get_one_each(at: Live, tmp_path: Path) -> None:
@@ -171,40 +195,18 @@ def test_workers_that_race_for_parts_get_one_each(at: Live, tmp_path: Path) -> N
 # ---------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "local", "code", "words"),
-    [
-        (
-            "tests.helpers.own_tasks:Faulty",
-            {"fault": "memory"},
-            {},
-            "out_of_memory",
-            "Lower local.batch_size",
-        ),
-        (
-            "tests.helpers.own_tasks:Faulty",
-            {"fault": "bug"},
-            {},
-            "training_error",
-            "a bug in somebody's task",
-        ),
-        ("digits", {}, {"learning_rate": 1e30, "momentum": 0.0}, "diverged", "local.learning_rate"),
-    ],
-)
-def test_a_training_that_fails_is_told_and_the_worker_goes_on(
-    at: Live, tmp_path: Path, task: str, options: dict[str, Any], local: dict[str, Any], code: str, words: str
-) -> None:
-    create(at, task=task, task_options=options, min_clients=1, max_attempts=2, local={"steps": 3} | local)
-    member = worker(at, tmp_path, "site", task=task)
+def test_a_training_that_diverges_is_told(at: Live, tmp_path: Path) -> None:
+    local = {"steps": 3, "learning_rate": 1e30, "momentum": 0.0}
+    create(at, min_clients=1, max_attempts=2, local=local)
+    member = worker(at, tmp_path, "site")
     at.wait_for(lambda: at.run()["status"] == "paused")
     rounds = _rounds(at)
     assert [row["status"] for row in rounds] == ["abandoned", "abandoned"]
     for row in rounds:
-        assert row["ledger"][0]["status"] == "failed"
-        assert words in row["ledger"][0]["reason"]
-    assert f"no update ({code})" in member.log
+        assert row["ledger"][0]["reason"] == Fault(FaultCode.DIVERGED).sentence
+    assert "no update (diverged)" in member.log
     at.admin.post("/runs/demo/stop", json={"reason": "enough"})
-    assert member.join() == 0  # it was there to see the end
+    assert member.join() == 4  # it was there to see the end, without an update in it
     assert "demo: stopped: enough" in member.log
 
 
@@ -221,9 +223,9 @@ def test_a_site_without_examples_is_no_part_of_the_run(at: Live, tmp_path: Path)
     task = "tests.helpers.own_tasks:Faulty"
     create(at, task=task, task_options={"fault": "empty"})
     member = worker(at, tmp_path, "site", task=task)
-    at.wait_for(lambda: "this site has no examples to train on" in member.log)
-    assert _enrolment(at, "site")["status"] == "declined"
-    _dismiss(at, member)
+    assert member.join() == 4
+    assert "this site has no examples to train on" in member.log
+    assert _enrolment(at, "site")["reason"] == Fault(FaultCode.NO_EXAMPLES).sentence
 
 
 class _CutOnce(httpx.BaseTransport):

@@ -14,11 +14,12 @@ from PIL import Image
 
 from shared.config import Frozen, RunConfig
 from shared.data import Examples
-from shared.problems import InvalidConfiguration
+from shared.faults import Fault, FaultCode
 from shared.schemas import RunStatus, RunView
 from shared.tasks import load_task
 from shared.tasks.base import Split, Task
 from shared.wire.tensors import manifest_of
+from worker.faults import LocalFault
 from worker.settings import WorkerSettings
 from worker.site import LocalRun, Site
 
@@ -154,8 +155,9 @@ def test_a_misspelt_class_is_not_covered_by_what_another_run_has_loaded(folder: 
     good = here.prepare_run(view("good", "imagefolder", ORDERS[0], task_options={"size": 8}))
     assert len(here.training_examples(good, None)) == 5
     bad = here.prepare_run(view("bad", "imagefolder", ("dark", "lihgt"), task_options={"size": 8}))
-    with pytest.raises(InvalidConfiguration, match=r"light/0\.png"):
+    with pytest.raises(LocalFault, match=r"light/0\.png") as caught:
         here.training_examples(bad, None)
+    assert caught.value.told == Fault(FaultCode.DATA_UNFIT)
 
 
 def is_shared(here: Site, one: LocalRun, two: LocalRun) -> bool:

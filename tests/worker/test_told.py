@@ -15,9 +15,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddisco.main import app
+from shared.faults import Fault, FaultCode
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import create, worker
-from worker.disclosure import REFUSALS, Refusal
 from worker.told import Told, told_lines
 
 NOW = dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC)
@@ -70,7 +70,7 @@ def test_a_site_answers_once_and_lists_what_it_told(at: Live, tmp_path: Path) ->
     assert first["discrepancy"] == second["discrepancy"]
     assert (first["grade"], first["epsilon"]) == ("noised", 1.0)
     declined = at.wait_for(_find_row(at, "attack", "declined"), 120)
-    assert declined["reason"] == REFUSALS[Refusal.OTHER_METRIC]
+    assert declined["reason"] == Fault(FaultCode.OTHER_METRIC).sentence
     page = at.http().get(f"{at.url}/runs/first").text
     assert "noised, epsilon 1" in page
 

@@ -72,7 +72,6 @@ def test_secrets_are_not_shown() -> None:
         ({"url": "https://user:secret@host"}, r"--url .*leave secrets and queries out"),
         ({"task_options": "{size: 32}"}, r"--task-options \(FEDDISCO_TASK_OPTIONS\): is not JSON"),
         ({"partition": "stripes:3"}, r"--partition .*'stripes:3' is none of iid:N"),
-        ({"data": "/no/such/folder"}, r"--data .*there is nothing at /no/such/folder"),
         ({"ca_file": "/no/such/file"}, r"--ca-file .*there is nothing at /no/such/file"),
         ({"name": "North Hospital"}, r"--name "),
         ({"precision": "float8"}, r"--precision .*'bfloat16'"),

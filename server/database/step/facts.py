@@ -68,7 +68,7 @@ class AggregationFacts:
 
 @dataclass(frozen=True, slots=True)
 class FailureFacts:
-    """With FailureReported: the client's word for the kind of failure, such as ``out_of_memory``."""
+    """With FailureReported and ClientDeclined: the client's word for what is wrong, as ``out-of-memory``."""
 
     code: str
 

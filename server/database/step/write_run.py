@@ -158,7 +158,7 @@ def _detail_from_facts(change: Change, record: Record) -> dict[str, Any]:
     match change.facts:
         case UpdateFacts(digest=digest, bytes=size) if record.kind == "update_received":
             return {"update": digest, "bytes": size}
-        case FailureFacts(code=code) if record.kind == "failure_reported":
+        case FailureFacts(code=code) if record.kind in ("failure_reported", "client_declined"):
             return {"code": code}
         case AggregationFacts(model=str(model)) if record.kind == "round_completed":
             return {"model": model}

@@ -9,6 +9,7 @@ import pytest
 
 from server.app import create_app, make_coordinator
 from server.settings import PREFIX, Settings
+from shared.faults import SENTENCES, FaultCode
 from shared.problems import catalogue
 from tests.helpers.live_coordinator import settings_for
 
@@ -31,6 +32,12 @@ def test_every_problem_has_its_paragraph() -> None:
     assert all(found.values())
 
 
+def test_every_fault_has_its_paragraph() -> None:
+    found = described("faults.md")
+    assert list(found) == list(FaultCode) == list(SENTENCES)
+    assert all(found.values())
+
+
 def test_every_setting_has_its_paragraph() -> None:
     found = described("settings-coordinator.md")
     assert set(found) == {PREFIX + name.upper() for name in Settings.model_fields}
@@ -47,7 +54,9 @@ def test_every_call_has_its_paragraph(migrated_sqlite: Path, tmp_path: Path) -> 
     assert all(found.values())
 
 
-@pytest.mark.parametrize("name", ["api.md", "events.md", "problems.md", "settings-coordinator.md"])
+@pytest.mark.parametrize(
+    "name", ["api.md", "events.md", "faults.md", "problems.md", "settings-coordinator.md"]
+)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text(encoding="utf-8")):
         assert (DOCS / target).is_file(), target

@@ -61,7 +61,7 @@ def run_into_trouble(store: Store) -> None:
     """One run in which everything goes wrong that can."""
     run = seed.Course(store, seed.config("troubled", max_attempts=5)).create()
     store.register("unwilling", "hash-of-unwilling", "0.1.0", run.now)
-    run.apply(ClientDeclined("unwilling", "other task"), "unwilling")
+    run.apply(ClientDeclined("unwilling", "other task"), "unwilling", FailureFacts("other-task"))
     run.enrol()
     run.enrol_one("no-data", Role.TRAINER, 0, "cpu")
     run.apply(PauseRequested("noon"), "admin")
@@ -70,7 +70,7 @@ def run_into_trouble(store: Store) -> None:
     run.take(0, 1)
     run.deliver(0)
     report = FailureReported(SITES[1].name, 1, 1, "out of memory")
-    run.apply(report, SITES[1].name, FailureFacts("out_of_memory"))
+    run.apply(report, SITES[1].name, FailureFacts("out-of-memory"))
     run.pass_time(600)
     run.deadline()
     run.draw_again()

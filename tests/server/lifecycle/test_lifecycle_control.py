@@ -120,7 +120,7 @@ RUNS = {
 }
 POSSIBLE: list[tuple[Event, str]] = [
     (trainer("z"), "ERP"),
-    (ClientDeclined("z", "no"), "ERP"),
+    (ClientDeclined("a", "no"), "ERPCS"),
     (ClientLeft("a", "moved"), "ERPCS"),
     (ClientSeen("a"), "ERPCS"),
     (DiscrepancyReceived("a"), "ERP"),

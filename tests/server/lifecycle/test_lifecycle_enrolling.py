@@ -148,12 +148,27 @@ def test_declining() -> None:
     assert enrolment(play(decision.run, trainer("a")).run, "a").status == EnrolmentStatus.READY
 
 
-def test_who_is_enrolled_leaves_rather_than_declines() -> None:
-    run = play(new_run(), trainer("a")).run
-    with pytest.raises(IllegalTransition, match=r"'a' is enrolled in run 'r' \(ready\)"):
-        decide(run, ClientDeclined("a", "no"), NOW)
+@pytest.mark.parametrize("discrepancy", [True, False])
+def test_who_is_enrolled_may_decline_later_and_come_back(discrepancy: bool) -> None:
+    run = play(new_run(needs_discrepancy=discrepancy), trainer("a", index=4)).run
+    decision = play(run, ClientDeclined("a", "other classes"))
+    gone = enrolment(decision.run, "a")
+    assert (gone.status, gone.reason, gone.index) == (EnrolmentStatus.DECLINED, "other classes", 4)
+    assert kinds(decision) == ["client_declined"]
+    back = enrolment(play(decision.run, trainer("a")).run, "a")
+    assert (back.status.is_present, back.reason, back.index) == (True, None, 4)
     left = play(run, ClientLeft("a", "moved"), ClientDeclined("a", "no")).run
     assert enrolment(left, "a").status == EnrolmentStatus.DECLINED
+
+
+def test_declining_while_the_round_waits_counts_as_failure_with_the_reason() -> None:
+    decision = play(collecting("abc"), ClientDeclined("b", "other classes"))
+    assert participants(decision.run) == {"a": "invited", "b": "failed", "c": "invited"}
+    assert participant(decision.run, "b").reason == "other classes"
+    last = play(decision.run, uploaded("a"), uploaded("c"))
+    assert attempt_of(last.run) == (1, 1, "aggregating")
+    closing = play(collecting("ab"), uploaded("a"), ClientDeclined("b", "no"))
+    assert attempt_of(closing.run) == (1, 1, "aggregating")
 
 
 def test_leaving_while_the_round_waits_counts_as_failure_and_does_not_end_it_for_others() -> None:
@@ -185,13 +200,16 @@ def test_leaving_a_run_one_is_not_in() -> None:
 @pytest.mark.parametrize("end", [stopped, completed])
 def test_after_the_end_leaving_confirms_it_and_nothing_else_is_taken(end: Any) -> None:
     run = end(collecting("ab", rounds=1))
-    decision = play(run, ClientLeft("a", "run finished"))
-    assert enrolment(decision.run, "a").status == EnrolmentStatus.FINISHED
-    assert (decision.run.status, decision.run.round) == (run.status, run.round)
+    for going in (ClientLeft("a", "run finished"), ClientDeclined("a", "the model cannot be scored")):
+        decision = play(run, going)
+        assert enrolment(decision.run, "a").status == EnrolmentStatus.FINISHED
+        assert (decision.run.status, decision.run.round) == (run.status, run.round)
+        assert play(decision.run, going) == Decision(decision.run, ())
+    with pytest.raises(IllegalTransition, match="'z' is not enrolled"):
+        decide(run, ClientDeclined("z", ""), NOW)
     assert decide(run, ClientSeen("a"), NOW) == Decision(run, ())
     for event in (
         trainer("z"),
-        ClientDeclined("z", ""),
         DiscrepancyReceived("a"),
         uploaded("a"),
         failed("a"),

@@ -237,7 +237,7 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
     check_effects(decision, changed=after != before)
     if before.status.is_terminal:
-        assert isinstance(event, ClientLeft) or after == before
+        assert isinstance(event, ClientDeclined | ClientLeft) or after == before
         assert (after.status, after.round) == (before.status, before.round)
     if after.round is not None and before.round is not None:
         check_round(before.round, after.round)

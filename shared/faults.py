@@ -1,0 +1,171 @@
+"""What a site may tell the coordinator of a fault: a code and a sentence of this file, never anything else.
+
+A sentence names no file, no value and no text of somebody's code; its figures are counts. The full text
+stays in the site's log. ``docs/faults.md`` describes every code.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["LASTING", "SENTENCES", "TRANSIENT", "Doing", "Fault", "FaultCode"]
+
+
+class Doing(StrEnum):
+    """What the site was doing, in the words of the sentences."""
+
+    PREPARING = "preparing the task and its model"
+    LOADING_TRAINING_DATA = "loading the training data"
+    LOADING_TEST_DATA = "loading the test data"
+    COUNTING = "counting the classes"
+    TRAINING = "training"
+    SCORING = "scoring a model"
+    WORKING = "working on the run"
+
+
+class FaultCode(StrEnum):
+    """Stable words for programs."""
+
+    OTHER_RUNS = "other-runs"
+    OTHER_TASK = "other-task"
+    OWN_DATA = "own-data"
+    NO_PART_LEFT = "no-part-left"
+    INDEX_TAKEN = "index-taken"
+    ALGORITHM_NOT_ALLOWED = "algorithm-not-allowed"
+    CONFIGURATION = "configuration"
+    MODEL_DIFFERS = "model-differs"
+    NO_DATA = "no-data"
+    NO_EXAMPLES = "no-examples"
+    DATA_UNFIT = "data-unfit"
+    DATA_UNREADABLE = "data-unreadable"
+    DATA_CHANGED = "data-changed"
+    OTHER_EXAMPLES = "other-examples"
+    TOO_FEW_EXAMPLES = "too-few-examples"
+    NOTHING_TOLD = "nothing-told"
+    OTHER_METRIC = "other-metric"
+    EMPTY_CLASS = "empty-class"
+    OTHER_TARGET = "other-target"
+    OTHER_CLASSES = "other-classes"
+    TASK_ERROR = "task-error"
+    OUT_OF_MEMORY = "out-of-memory"
+    DIVERGED = "diverged"
+    REFUSED = "refused"
+    BODY_REFUSED = "body-refused"
+    STATE_FOLDER = "state-folder"
+    SETTINGS = "settings"
+
+
+SENTENCES: Final[Mapping[FaultCode, str]] = {
+    FaultCode.OTHER_RUNS: "This worker takes part only in runs of other names.",
+    FaultCode.OTHER_TASK: "This worker is set up for another task.",
+    FaultCode.OWN_DATA: (
+        "The run deals one data set to all its clients (partition), this worker has data of its own. "
+        "Start it with --partition run to take a part."
+    ),
+    FaultCode.NO_PART_LEFT: (
+        "All {parts} parts of the partition are taken, or the index set at the site is none of them."
+    ),
+    FaultCode.INDEX_TAKEN: "Index {index}, which is set at the site, belongs to another client.",
+    FaultCode.ALGORITHM_NOT_ALLOWED: "The site does not allow the run's algorithm (--algorithms).",
+    FaultCode.CONFIGURATION: (
+        "The site cannot prepare the run's task, options, classes or algorithm; its log names what differs."
+    ),
+    FaultCode.MODEL_DIFFERS: (
+        "The model that the task builds at the site is not the run's; its log names the first difference. "
+        "Install the same versions of the task and of PyTorch as at the coordinator."
+    ),
+    FaultCode.NO_DATA: "There are no data at the site. The worker has ended.",
+    FaultCode.NO_EXAMPLES: "The site has no examples for its part in the run.",
+    FaultCode.DATA_UNFIT: (
+        "The data at the site do not fit the run's classes or task options; its log names what differs."
+    ),
+    FaultCode.DATA_UNREADABLE: "While {doing}, the site could not read a file; its log names the file.",
+    FaultCode.DATA_CHANGED: (
+        "The data at the site have changed since it enrolled, and its settings say to decline the run then."
+    ),
+    FaultCode.OTHER_EXAMPLES: (
+        "The update was trained on {now} examples, but the site is enrolled with {enrolled}."
+    ),
+    FaultCode.TOO_FEW_EXAMPLES: (
+        "The site has too few examples for the run ({examples}): batch normalisation needs two in a batch."
+    ),
+    FaultCode.NOTHING_TOLD: "The site tells no discrepancy, which the run's weighting needs.",
+    FaultCode.OTHER_METRIC: "The site does not answer by the run's metric of the discrepancy.",
+    FaultCode.EMPTY_CLASS: (
+        "The run's target has a class of share 0: the discrepancy may be infinite, which no noise hides."
+    ),
+    FaultCode.OTHER_TARGET: (
+        "The site has answered for another explicit target on the same data, and answers for one only."
+    ),
+    FaultCode.OTHER_CLASSES: (
+        "The site has answered this on the same data with other classes or task options, and answers once."
+    ),
+    FaultCode.TASK_ERROR: "While {doing}, the task's code or a library failed; the site's log has the error.",
+    FaultCode.OUT_OF_MEMORY: (
+        "While {doing}, memory ran out at the site. Lower local.batch_size, or use another device there."
+    ),
+    FaultCode.DIVERGED: (
+        "The local model is no longer finite. Lower local.learning_rate, or set local.clip_norm."
+    ),
+    FaultCode.REFUSED: "The coordinator refused what the site sent ({status}); the site's log has its words.",
+    FaultCode.BODY_REFUSED: (
+        "Something between site and coordinator, such as a proxy, refuses what the site sends ({status})."
+    ),
+    FaultCode.STATE_FOLDER: "The site's state folder cannot be written. The worker has ended.",
+    FaultCode.SETTINGS: "A setting of the worker has to be put right first. The worker has ended.",
+}
+"""Placeholders are ``doing`` (:class:`Doing`) and counts."""
+
+LASTING: Final = frozenset(
+    {
+        FaultCode.ALGORITHM_NOT_ALLOWED,
+        FaultCode.CONFIGURATION,
+        FaultCode.MODEL_DIFFERS,
+        FaultCode.NO_DATA,
+        FaultCode.NO_EXAMPLES,
+        FaultCode.DATA_UNFIT,
+        FaultCode.DATA_CHANGED,
+        FaultCode.TOO_FEW_EXAMPLES,
+        FaultCode.NOTHING_TOLD,
+        FaultCode.OTHER_METRIC,
+        FaultCode.EMPTY_CLASS,
+        FaultCode.OTHER_TARGET,
+        FaultCode.OTHER_CLASSES,
+        FaultCode.STATE_FOLDER,
+    }
+)
+"""What another attempt does not mend: somebody at the site has to do something first."""
+
+TRANSIENT: Final = frozenset({FaultCode.DATA_UNREADABLE, FaultCode.REFUSED, FaultCode.BODY_REFUSED})
+"""What may be over in a moment, so a site tries a few times before it tells."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One of the sentences, with its figures. Others raise :class:`TypeError`.
+
+    >>> Fault(FaultCode.NO_PART_LEFT, counts={"parts": 5}).sentence
+    'All 5 parts of the partition are taken, or the index set at the site is none of them.'
+    """
+
+    code: FaultCode
+    doing: Doing | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {*self.counts, *(["doing"] if self.doing is not None else [])}
+        wanted = {name for _, name, _, _ in string.Formatter().parse(SENTENCES[self.code]) if name}
+        if given != wanted:
+            raise TypeError(f"{self.code.value} tells {sorted(wanted)}, received {sorted(given)}")
+        if self.doing is not None and type(self.doing) is not Doing:
+            raise TypeError(f"{self.doing!r} is not a Doing")
+        if any(type(count) is not int for count in self.counts.values()):
+            raise TypeError(f"{dict(self.counts)} are not counts")
+
+    @property
+    def sentence(self) -> str:
+        return SENTENCES[self.code].format(doing=self.doing, **self.counts)
