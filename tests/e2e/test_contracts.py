@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -42,9 +45,9 @@ def config(name: str, *classes: str, autostart: bool = False) -> RunConfig:
     )
 
 
-def write_images(folder: Path) -> None:
+def write_images(folder: Path, shades: Mapping[str, int] = SHADES) -> None:
     random = np.random.default_rng(0)
-    for name, shade in SHADES.items():
+    for name, shade in shades.items():
         for number in range(6):
             path = folder / "train" / name / f"patient-{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,3 +128,38 @@ def test_each_run_trains_on_the_labels_of_its_own_contract(tmp_path: Path) -> No
         assert told.status is EnrolmentStatus.DECLINED
         assert "patient" not in str(told)
         assert made.log("north").count("misspelt: not taking part, data: train/light/patient-0.png") == 2
+
+
+def test_projects_of_other_classes_share_a_coordinator(tmp_path: Path) -> None:
+    """Two projects of other classes complete; each site declines the other's, and a misspelt third."""
+    sites = {"north": SHADES, "south": SHADES, "west": {"round": 60, "square": 160}}
+    for site, shades in sites.items():
+        write_images(tmp_path / site, shades)
+    with deployment(tmp_path / "made") as made:
+        made.start_coordinator()
+        for site in sites:
+            made.start_worker(site, "--task", "imagefolder", "--data", str(tmp_path / site))
+        misspelt = config("misspelt", "dark", "lihgt")
+        for given in (config("shades", *DARK_FIRST), config("shapes", "round", "square"), misspelt):
+            made.create(given)
+        wanted = {
+            "shades": {"north": "ready", "south": "ready", "west": "declined"},
+            "shapes": {"north": "declined", "south": "declined", "west": "ready"},
+            "misspelt": dict.fromkeys(sites, "declined"),
+        }
+        made.wait_for(
+            lambda: all(
+                {row.client: row.status.value for row in made.admin.run(run).enrolments} == rows
+                for run, rows in wanted.items()
+            ),
+            "all sites have answered all runs",
+        )
+        start(made, "shades", "shapes")
+        sentence = Fault(FaultCode.DATA_UNFIT).sentence
+        for run, rows in wanted.items():
+            page = httpx.get(f"{made.urls['coordinator']}/runs/{run}", timeout=30).text
+            assert all(site in page for site in sites)
+            # beside each client, and in the list of events
+            assert html.unescape(page).count(sentence) == 2 * list(rows.values()).count("declined")
+            assert "patient" not in page
+        assert all(made.processes.running[site].poll() is None for site in sites)

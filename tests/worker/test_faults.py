@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -224,6 +227,34 @@ def test_a_one_shot_worker_that_trained_nothing_ends_with_4(at: Live, tmp_path: 
     at.admin.post("/runs/demo/stop", json={"reason": "enough"})
     assert member.join() == 4
     assert "without an update or a score of this worker" in member.log
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+def test_a_full_disk_is_waited_for_with_the_update_in_hand(
+    at: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, make = threading.Event(), tempfile.mkstemp
+
+    def make_or_refuse(*given: Any, **more: Any) -> Any:  # the file system's answer, for updates of the site
+        if full.is_set() and str(more.get("prefix", "")).startswith(".update-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(*given, **more)
+
+    monkeypatch.setattr(tempfile, "mkstemp", make_or_refuse)
+    full.set()
+    create(at, min_clients=1, rounds=1, max_attempts=1, weighting={"kind": "sizes"})
+    member = worker(at, tmp_path, "site")
+    at.wait_for(lambda: "demo round 1: There is no space left" in member.log)
+    row = at.wait_for(lambda: at.run()["current_round"]["ledger"][0])
+    at.wait_for(lambda: at.run()["current_round"]["ledger"][0]["heartbeat_at"])
+    assert (row["status"], row["reason"]) == ("training", None)
+    full.clear()
+    assert member.join() == 0
+    (made,) = at.admin.get("/runs/demo/rounds").json()
+    assert (made["attempt"], made["status"]) == (1, "completed")
+    assert member.log.count("There is no space left") == 1
 
 
 # ---------------------------------------------------------------- which fault is whose
