@@ -116,12 +116,34 @@ class RoundWork:
     def _train(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
         with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
             try:
-                with local_faults(Doing.TRAINING):
-                    result = self._train_locally(job, heartbeat)
+                result = self._train_locally(job, heartbeat)
                 return self._record(job, result, journal, heartbeat)
             except Stopped:
                 self._tell_stopped(job, heartbeat)
                 return None
+
+    def _is_to_stop(self, heartbeat: Heartbeat) -> bool:
+        return self.shutdown.requested or heartbeat.stop_reason is not None
+
+    def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
+        """Raises :class:`Stopped` where it was asked to, :class:`worker.faults.LocalFault` for all else."""
+        with self.reporter.show_training(job.title) as show, local_faults(Doing.TRAINING):
+
+            def on_progress(progress: TrainProgress) -> None:
+                heartbeat.update(progress)
+                show(progress)
+
+            try:
+                return job.local.workbench.train(
+                    job.task,
+                    clock=self.clock,
+                    on_progress=on_progress,
+                    should_stop=lambda: self._is_to_stop(heartbeat),
+                )
+            except Stopped:
+                if not self._is_to_stop(heartbeat):
+                    raise  # by the task's own code
+        raise Stopped
 
     def _record(
         self, job: _Job, result: LocalResult, journal: RunJournal, heartbeat: Heartbeat
@@ -136,7 +158,7 @@ class RoundWork:
                     raise
                 self.reporter.say_waiting(f"{job.title}: {diagnose(error, '').sentence}")
             heartbeat.send()
-            if self.shutdown.requested or heartbeat.stop_reason is not None:
+            if self._is_to_stop(heartbeat):
                 raise Stopped
             self.sleep(SPACE_POLL_SECONDS)
 
@@ -145,20 +167,6 @@ class RoundWork:
             self.reporter.say(f"{job.title}: stopped training, {heartbeat.stop_reason}")
         else:  # asked to end: the page shows how far it came, and the round stays this worker's
             heartbeat.send()
-
-    def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
-        with self.reporter.show_training(job.title) as show:
-
-            def on_progress(progress: TrainProgress) -> None:
-                heartbeat.update(progress)
-                show(progress)
-
-            return job.local.workbench.train(
-                job.task,
-                clock=self.clock,
-                on_progress=on_progress,
-                should_stop=lambda: self.shutdown.requested or heartbeat.stop_reason is not None,
-            )
 
     def _send(self, assignment: Train, update: FinishedUpdate, journal: RunJournal) -> None:
         path, report = journal.folder / update.file, update.report

@@ -13,6 +13,7 @@ from shared.config import Frozen
 from shared.data import Examples
 from shared.tasks.base import Split
 from shared.tasks.digits import Digits
+from shared.training import Stopped
 
 __all__ = ["RAISED", "Faulty", "Own", "Slow"]
 
@@ -47,6 +48,7 @@ class Weird(BaseException):
 RAISED: dict[str, BaseException] = {
     "exit": SystemExit("a task that ends the process"),
     "interrupt": KeyboardInterrupt("a task that plays ctrl-c"),
+    "stopped": Stopped("nobody asked for it"),
     "weird": Weird(),
     "recursion": RecursionError("too deep"),
     "unreadable": PermissionError(13, "Permission denied", "/data/patient-7.png"),

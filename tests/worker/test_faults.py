@@ -97,7 +97,7 @@ def test_counting_that_fails_for_ever_is_declined_and_the_next_run_trained(at: L
     assert (row["status"], row["reason"]) == ("declined", told.sentence)
 
 
-@pytest.mark.parametrize("what", ["exit", "interrupt", "weird", "recursion", "bug", "memory"])
+@pytest.mark.parametrize("what", ["exit", "interrupt", "stopped", "weird", "recursion", "bug", "memory"])
 def test_in_a_round_it_is_a_failure_and_the_next_run_is_trained(at: Live, tmp_path: Path, what: str) -> None:
     more: dict[str, Any] = {"min_clients": 1, "weighting": {"kind": "sizes"}}
     create(at, name="bad", task=TASK, task_options={"fault": f"training:{what}"}, max_attempts=2, **more)
@@ -159,6 +159,17 @@ def test_a_model_that_can_never_be_scored_is_not_asked_for_again(at: Live, tmp_p
     rows = {row["client"]: row["reason"] for row in at.run("bad")["enrolments"]}
     assert rows["judge"] == Fault(FaultCode.TASK_ERROR, Doing.SCORING).sentence
     assert "good round 1: loss" in judge.log
+
+
+def test_a_run_that_is_stopped_while_it_trains_is_no_fault(at: Live, tmp_path: Path) -> None:
+    slow, local = "tests.helpers.own_tasks:Slow", {"steps": 100_000}
+    create(at, task=slow, min_clients=1, local=local, weighting={"kind": "sizes"})
+    member = worker(at, tmp_path, "site", task=slow)
+    at.wait_for(lambda: at.run()["current_round"] and at.run()["current_round"]["ledger"][0]["progress"])
+    at.admin.post("/runs/demo/stop", json={"reason": "enough"})
+    assert member.join() == 4
+    assert "demo round 1: stopped training, " in member.log
+    assert not [event for event in at.events() if event["kind"] == "failure_reported"]
 
 
 # ---------------------------------------------------------------- when nothing can work
