@@ -100,7 +100,7 @@ def make_laplace(scale: float) -> Measurement:
     from opendp import domains, measurements, metrics, mod
 
     mod.enable_features("contrib")
-    numbers, distance = domains.atom_domain(T=int), metrics.absolute_distance(T=int)
+    numbers, distance = domains.atom_domain(T="i64"), metrics.absolute_distance(T="i64")
     return measurements.make_laplace(numbers, distance, scale=scale)
 
 
