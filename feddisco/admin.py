@@ -83,13 +83,11 @@ class AdminClient(CoordinatorClient):
 
 
 @contextmanager
-def connect(url: str, token_file: Path | None = None, ca_file: Path | None = None) -> Iterator[AdminClient]:
+def connect(settings: ConsoleSettings) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
-    url, settings = url.rstrip("/"), ConsoleSettings()
+    url, verify = settings.url.rstrip("/"), load_trust(settings.ca_file)
     try:
-        with AdminClient(
-            url, token=settings.token(token_file), verify=load_trust(ca_file or settings.ca_file)
-        ) as client:
+        with AdminClient(url, token=settings.token(), verify=verify, insecure=settings.insecure) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise InvalidConfiguration(

@@ -59,7 +59,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     default = format_default(field)
     text = f"{field.description} [default: {default}]" if default else field.description
     flag = f"--{name.replace('_', '-')}"
-    if field.annotation is bool:
+    if bool in _flatten(field.annotation):
         annotation: Any = Annotated[bool | None, typer.Option(flag, help=text)]
     else:
         option = typer.Option(flag, help=text, metavar=_metavar(field.annotation))

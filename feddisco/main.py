@@ -15,6 +15,8 @@ import typer
 from pydantic import ValidationError
 
 from feddisco.flags import add_flags
+from feddisco.settings import CONNECTION, ConsoleSettings
+from feddisco.settings import load as load_console_settings
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem
 from shared.texts import escape_controls
@@ -40,24 +42,6 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(run_app, name="run")
 app.add_typer(clients_app, name="clients")
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="FEDDISCO_URL", help="Address of the coordinator.", show_default=True)
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--admin-token-file",
-        help="File with the admin token. Without it, FEDDISCO_ADMIN_TOKEN, or the local data folder's.",
-    ),
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file",
-        envvar="FEDDISCO_CA_FILE",
-        help="PEM file of the certificates to trust instead of the system's authorities.",
-    ),
-]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -79,7 +63,6 @@ Kernels = Annotated[
         "networks, equal but for rounding, and built here by a C++ compiler at their first use."
     ),
 ]
-LOCAL = "http://127.0.0.1:8000"
 WhichRound = Annotated[
     str | None,
     typer.Option(
@@ -102,7 +85,11 @@ Allow = Annotated[
 ]
 
 
-WORKER_VARIABLES = [f"FEDDISCO_{name.upper()}" for name in WorkerSettings.model_fields]
+calls_coordinator = add_flags(ConsoleSettings, *CONNECTION)
+OTHER_VARIABLES = [
+    f"FEDDISCO_{name.upper()}" for name in (*WorkerSettings.model_fields, *ConsoleSettings.model_fields)
+]
+"""Of the worker and of the operator's commands."""
 
 
 def _coordinator_settings(flags: Mapping[str, Any]) -> Settings:
@@ -129,7 +116,7 @@ def version() -> None:
 
 
 @server_app.callback()
-@add_flags(Settings, "host", "port", "data_folder", "database_url")
+@add_flags(Settings, "host", "port", "data_folder", "database_url", "open_pages", "insecure")
 def server(context: typer.Context, **flags: Any) -> None:
     """Start the coordinator.
 
@@ -140,7 +127,7 @@ def server(context: typer.Context, **flags: Any) -> None:
         return
     from server.main import serve
 
-    raise typer.Exit(serve(_coordinator_settings(flags), known_elsewhere=WORKER_VARIABLES))
+    raise typer.Exit(serve(_coordinator_settings(flags), known_elsewhere=OTHER_VARIABLES))
 
 
 @server_app.command()
@@ -163,7 +150,7 @@ def worker(context: typer.Context, **flags: Any) -> None:
         return
     from worker.main import run as run_worker
 
-    for name in unknown_variables(WORKER_VARIABLES):
+    for name in unknown_variables(OTHER_VARIABLES):
         typer.echo(f"feddisco worker: {name} is not a setting of the worker; is it misspelt?", err=True)
     raise typer.Exit(run_worker(load_worker_settings(flags)))
 
@@ -174,7 +161,7 @@ def _echo(text: str) -> None:
 
 
 @worker_app.command("leave")
-@add_flags(WorkerSettings, "url", "state", "ca_file")
+@add_flags(WorkerSettings, "url", "state", "ca_file", "insecure")
 def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
     """Leave a run, with the credential in the state folder; the worker itself may go on."""
     from worker.main import leave
@@ -377,6 +364,7 @@ def predict_files(
 
 
 @run_app.command("create")
+@calls_coordinator
 def run_create(
     config: Annotated[str, typer.Argument(help="A YAML or JSON file, or `demo`.")],
     weights: Annotated[
@@ -385,88 +373,86 @@ def run_create(
     if_absent: Annotated[
         bool, typer.Option("--if-absent", help="Do nothing if the run already exists.")
     ] = False,
-    url: Url = LOCAL,
-    admin_token_file: TokenFile = None,
-    ca_file: CaFile = None,
+    **flags: Any,
 ) -> None:
     """Create a run. Workers that have its task enrol by themselves."""
     from feddisco.admin import connect, create_run
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         typer.echo(create_run(client, config, weights=weights, if_absent=if_absent))
 
 
 @run_app.command("list")
-def run_list(url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+@calls_coordinator
+def run_list(**flags: Any) -> None:
     """List all runs."""
     from feddisco.admin import connect
     from feddisco.console import print_runs
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         print_runs(client.runs())
 
 
 @run_app.command("show")
-def run_show(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+@calls_coordinator
+def run_show(run: str, **flags: Any) -> None:
     """Show a run: status, enrolments, accuracy and the newest ledger."""
     from feddisco.admin import connect
     from feddisco.console import print_run
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         print_run(client.run(run), client.rounds(run))
 
 
 @run_app.command("watch")
-def run_watch(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+@calls_coordinator
+def run_watch(run: str, **flags: Any) -> None:
     """Follow a run until it ends. The exit code is 0 only if it completed."""
     from feddisco.admin import connect
     from feddisco.console import follow
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         raise typer.Exit(0 if follow(client, run) == "completed" else 1)
 
 
-def _control(
-    action: str, run: str, url: str, token_file: Path | None, ca_file: Path | None, reason: str = ""
-) -> None:
+def _control(action: str, run: str, flags: Mapping[str, Any], reason: str = "") -> None:
     from feddisco.admin import connect
 
-    with connect(url, token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         view = client.control(run, action, reason)
         typer.echo(escape_controls(f"{view.run} is {view.status.value}. {view.waiting_for}".strip()))
 
 
 @run_app.command("start")
-def run_start(run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+@calls_coordinator
+def run_start(run: str, **flags: Any) -> None:
     """Start a run now, with the trainers that are ready."""
-    _control("start", run, url, admin_token_file, ca_file)
+    _control("start", run, flags)
 
 
 @run_app.command("pause")
-def run_pause(
-    run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
-) -> None:
+@calls_coordinator
+def run_pause(run: str, reason: str = "", **flags: Any) -> None:
     """Pause a run: the open round continues, no further round opens."""
-    _control("pause", run, url, admin_token_file, ca_file, reason)
+    _control("pause", run, flags, reason)
 
 
 @run_app.command("resume")
-def run_resume(
-    run: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
-) -> None:
+@calls_coordinator
+def run_resume(run: str, **flags: Any) -> None:
     """Resume a paused run."""
-    _control("resume", run, url, admin_token_file, ca_file)
+    _control("resume", run, flags)
 
 
 @run_app.command("stop")
-def run_stop(
-    run: str, reason: str = "", url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
-) -> None:
+@calls_coordinator
+def run_stop(run: str, reason: str = "", **flags: Any) -> None:
     """Stop a run for good. The open round is abandoned."""
-    _control("stop", run, url, admin_token_file, ca_file, reason)
+    _control("stop", run, flags, reason)
 
 
 @run_app.command("model")
+@calls_coordinator
 def run_model(
     run: str,
     out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
@@ -476,15 +462,13 @@ def run_model(
     plain: Annotated[
         bool, typer.Option("--plain", help="The tensors alone, byte by byte as the coordinator keeps them.")
     ] = False,
-    url: Url = LOCAL,
-    admin_token_file: TokenFile = None,
-    ca_file: CaFile = None,
+    **flags: Any,
 ) -> None:
     """Download a run's model, with what one needs to use it: `feddisco predict FILE image.png`."""
     from feddisco.admin import connect
     from feddisco.models import fetch_model
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         said = fetch_model(client, run, out, round=round, metric=metric, allow=allow or (), plain=plain)
         typer.echo(escape_controls(said))
 
@@ -493,6 +477,7 @@ def run_model(
 
 
 @clients_app.command("invite")
+@calls_coordinator
 def clients_invite(
     uses: Annotated[
         int | None, typer.Option(help="How many clients may join with it. Without it, any number.")
@@ -500,14 +485,12 @@ def clients_invite(
     days: Annotated[
         float | None, typer.Option(help="How many days it is valid. Without it, until it is revoked.")
     ] = None,
-    url: Url = LOCAL,
-    admin_token_file: TokenFile = None,
-    ca_file: CaFile = None,
+    **flags: Any,
 ) -> None:
     """Make a join code for the sites. It is shown only once."""
     from feddisco.admin import connect
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         token = client.invite(uses, None if days is None else int(days * 86400))
         until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
         clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
@@ -516,23 +499,23 @@ def clients_invite(
 
 
 @clients_app.command("list")
-def clients_list(url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+@calls_coordinator
+def clients_list(**flags: Any) -> None:
     """List the registered clients."""
     from feddisco.admin import connect
     from feddisco.console import print_clients
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         print_clients(client.clients())
 
 
 @clients_app.command("revoke")
-def clients_revoke(
-    client_id: str, url: Url = LOCAL, admin_token_file: TokenFile = None, ca_file: CaFile = None
-) -> None:
+@calls_coordinator
+def clients_revoke(client_id: str, **flags: Any) -> None:
     """Revoke a client's token. The client leaves its runs at once."""
     from feddisco.admin import connect
 
-    with connect(url, admin_token_file, ca_file) as client:
+    with connect(load_console_settings(flags)) as client:
         client.revoke(client_id)
         typer.echo(f"{client_id} is revoked.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
@@ -17,7 +18,7 @@ from server.coordinator import Coordinator
 from server.database.session import make_engine
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
-from server.pages import STATIC, pages_router, problem_response, wants_html
+from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
 from server.runs.assignments import Assignments
 from server.runs.control import Control
@@ -32,8 +33,9 @@ from server.threads import Threads
 from server.wakeups.hub import Hub
 from server.web import errors
 from server.web.middleware import BodyLimit, HeadAsGet, SecurityHeaders
-from server.web.security import Guard, KnownClient, hash_token, load_admin_token
-from shared.problems import Problem
+from server.web.security import Guard, KnownClient, hash_token, load_admin_token, load_viewer_token
+from server.web.sessions import Sessions
+from shared.problems import MissingToken, Problem, Unauthorised
 from shared.versions import VERSION
 
 __all__ = ["create_app", "make_coordinator", "prepare"]
@@ -69,7 +71,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         row = await threads.run(store.client_by_token_hash, token_hash)
         return None if row is None else KnownClient(row.client, row.revoked_at is not None)
 
-    viewer = settings.viewer_token.get_secret_value() if settings.viewer_token is not None else None
+    admin_token = load_admin_token(settings)
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
     )
@@ -81,7 +83,10 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         blobs=blobs,
         hub=hub,
         threads=threads,
-        guard=Guard(admin=load_admin_token(settings), viewer=viewer, find=find),
+        guard=Guard(
+            admin=admin_token, viewer=load_viewer_token(settings), reading=settings.reading, find=find
+        ),
+        sessions=Sessions(admin_token, clock),
         telemetry=telemetry,
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
@@ -115,28 +120,35 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         responses=REFUSALS,
     )
     app.state.coordinator = coordinator
-    errors.install(app, coordinator.telemetry.count_problem, _is_page, _render_page)
+    count = coordinator.telemetry.count_problem
+    sign_in = SignIn(coordinator.sessions, coordinator.guard.check_viewer_token, count, coordinator.clock)
+    errors.install(app, count, partial(_render_page, sign_in))
     app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeadAsGet)
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)
-    app.include_router(pages_router(coordinator.store, coordinator.clock), dependencies=[Viewer])
+    app.include_router(sign_in.router())
+    pages = pages_router(coordinator.store, coordinator.clock, coordinator.sessions)
+    app.include_router(pages, dependencies=[Viewer])
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app
 
 
-def _is_page(request: Request) -> bool:
-    return not request.url.path.startswith("/api/")
+def _render_page(sign_in: SignIn, request: Request, problem: Problem, answer: Response) -> Response | None:
+    """For a browser: the problem as a page, with the headers of the answer for programs.
 
-
-def _render_page(request: Request, problem: Problem, answer: Response) -> Response | None:
-    """For a browser: the problem as a page, with the headers of the answer for programs."""
-    if not (_is_page(request) and wants_html(request)):
+    Who may not read is asked for a token.
+    """
+    if request.url.path.startswith("/api/") or not wants_html(request):
         return None
-    coordinator: Coordinator = request.app.state.coordinator
-    page = problem_response(problem, coordinator.clock())
+    if isinstance(problem, Unauthorised) and request.method == "GET":
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        fault = "" if isinstance(problem, MissingToken) else str(problem)
+        page = sign_in.ask(request, wanted, fault, problem.status)
+    else:
+        page = problem_response(problem, sign_in.clock())
     for name, value in answer.headers.items():
         page.headers.setdefault(name, value)
     return page

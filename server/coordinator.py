@@ -23,6 +23,7 @@ from server.threads import Threads
 from server.wakeups.hub import Hub
 from server.web.grants import DownloadGrants
 from server.web.security import Guard
+from server.web.sessions import Sessions
 
 __all__ = ["Coordinator"]
 
@@ -49,6 +50,7 @@ class Coordinator:
     intake: Intake
     # who asks, who waits, what is counted
     guard: Guard
+    sessions: Sessions
     grants: DownloadGrants = field(default_factory=DownloadGrants)
     presence: Presence
     hub: Hub

@@ -20,6 +20,7 @@ from server.clock import utc_now
 from server.monitoring.logs import logging_config
 from server.ownership import owning
 from server.settings import Settings, unknown_variables
+from server.web.security import ADMIN_FILE, VIEWER_FILE
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -72,12 +73,38 @@ def _prepare(settings: Settings, migrate: bool, held: contextlib.ExitStack) -> s
     """``held``: takes what this process holds until its end."""
     from server.database.session import sqlite_file
 
+    _check_exposure(settings)
     _make_folder(settings.data_folder)
     _check_tls(settings)
     listener = held.enter_context(_listen(settings.host, settings.port))
     held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
     check_storage(settings, migrate=migrate)
     return listener
+
+
+def _check_exposure(settings: Settings) -> None:
+    if settings.is_reached_from_elsewhere and settings.tls_certificate is None and not settings.insecure:
+        raise InvalidConfiguration(
+            f"other machines reach {settings.host}, and without TLS every token and update would travel in "
+            "clear.",
+            hint="Set FEDDISCO_TLS_CERTIFICATE and FEDDISCO_TLS_KEY, or listen on 127.0.0.1 behind a proxy "
+            "that speaks TLS. --insecure is for networks that nobody else is on.",
+        )
+
+
+def _say_who_reads(settings: Settings, address: str) -> None:
+    """What an operator must know of a coordinator that is less closed than by default."""
+    if settings.is_reached_from_elsewhere and settings.tls_certificate is None:
+        log.warning("INSECURE: every token and update travels to %s in clear, as asked (--insecure)", address)
+    if settings.reading == "open":
+        log.warning(
+            "OPEN PAGES: whoever reaches %s reads all clients' sizes, discrepancies, weights, scores and "
+            "error texts without a token, as asked (--open-pages)",
+            address,
+        )
+    elif settings.viewer_token is None:
+        who = "reading" if settings.reading == "closed" else "reading from other machines"
+        log.info("%s needs a token: the viewer token is in %s", who, settings.data_folder / VIEWER_FILE)
 
 
 def _make_folder(folder: Path) -> None:
@@ -193,9 +220,11 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     server = Server(config, coordinator.hub)
     scheme = "https" if settings.tls_certificate is not None else "http"
     host, port = listener.getsockname()[:2]
-    log.info("coordinator on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("coordinator on %s", address)
     if settings.admin_token is None:
-        log.info("the admin token is in %s", settings.data_folder / "admin-token")
+        log.info("the admin token is in %s", settings.data_folder / ADMIN_FILE)
+    _say_who_reads(settings, address)
     # After a clean end uvicorn raises the signal again, for the handler that was there before: this one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

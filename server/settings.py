@@ -14,7 +14,11 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["Settings", "unknown_variables"]
+from shared.addresses import is_loopback
+
+__all__ = ["Reading", "Settings", "unknown_variables"]
+
+Reading = Literal["open", "local", "closed"]
 
 PREFIX = "FEDDISCO_"
 SHORTEST_SECRET = 16
@@ -51,8 +55,20 @@ class Settings(BaseSettings):
     )
     viewer_token: SecretStr | None = Field(
         None,
-        description="If set, reading needs this token too: as a bearer token, or as the password that a "
-        "browser asks for.",
+        description="Token of those who read all pages and the whole API, at least 16 characters. If it is "
+        "set, nobody reads without one. Without it, one is made at the first start and kept in the data "
+        "folder.",
+    )
+    open_pages: bool | None = Field(
+        None,
+        description="Whether everybody reads without a token: `true` for whoever reaches the port, `false` "
+        "for nobody. Without it: only on this machine itself, and only if `host` is reached from nowhere "
+        "else.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Listen without TLS where other machines reach the port: tokens and updates travel in "
+        "clear. For networks that nobody else is on, such as one between containers.",
     )
     tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
@@ -87,6 +103,25 @@ class Settings(BaseSettings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key are given together or not at all")
         return self
+
+    @model_validator(mode="after")
+    def _open_or_with_a_token(self) -> Self:
+        if self.open_pages and self.viewer_token is not None:
+            raise ValueError("open_pages and viewer_token contradict each other: set one of them")
+        return self
+
+    @property
+    def is_reached_from_elsewhere(self) -> bool:
+        """Whether other machines reach the port, as far as ``host`` tells."""
+        return not is_loopback(self.host)
+
+    @property
+    def reading(self) -> Reading:
+        """Who reads without a token: everybody, who is on this machine, or nobody."""
+        if self.open_pages:
+            return "open"
+        is_closed = self.open_pages is False or self.viewer_token is not None
+        return "closed" if is_closed or self.is_reached_from_elsewhere else "local"
 
     @property
     def database(self) -> str:

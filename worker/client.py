@@ -8,7 +8,6 @@ them into a sentence.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shared import problems
+from shared.addresses import is_loopback
 from shared.schemas import (
     LONGEST_TEXT,
     Assignment,
@@ -81,12 +81,15 @@ def load_trust(ca_file: Path | None) -> ssl.SSLContext | bool:
         ) from error
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+def _check_encrypted(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise problems.InvalidConfiguration(
+            f"{url} is another machine, and without TLS tokens and updates would travel there in clear; "
+            "nothing was sent.",
+            hint="Use the coordinator's https:// address, or say --insecure (FEDDISCO_INSECURE) on a network "
+            "that nobody else is on.",
+        )
 
 
 def _check_proxies() -> None:
@@ -121,9 +124,11 @@ class CoordinatorClient:
     ``transport`` replaces the network (a test's, or an application in process). Otherwise proxies are taken
     from the usual variables, but for this machine itself: that is reached directly. ``record`` is called with
     all that this site tells, before it is sent. ``tell``: of a fault at this site, the coordinator gets a
-    sentence of :mod:`shared.faults`, or (``full``) what stands in this site's log.
+    sentence of :mod:`shared.faults`, or (``full``) what stands in this site's log. ``insecure``: talk to
+    another machine without TLS.
 
-    Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address.
+    Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address, and
+    for another machine's address without TLS.
     """
 
     def __init__(
@@ -135,8 +140,11 @@ class CoordinatorClient:
         transport: httpx.BaseTransport | None = None,
         record: Record = _record_nothing,
         tell: Tell = "sentences",
+        insecure: bool = False,
     ) -> None:
-        direct = transport is not None or _is_loopback(url)
+        if transport is None and not insecure:
+            _check_encrypted(url)
+        direct = transport is not None or is_loopback(urlsplit(url).hostname or "")
         if not direct:
             _check_proxies()
         elif transport is None and verify is True:

@@ -75,7 +75,12 @@ def _work(
     backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
     told, verify = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_trust(settings.ca_file)
     with CoordinatorClient(
-        url, verify=verify, transport=transport, record=told.record, tell=settings.tell
+        url,
+        verify=verify,
+        transport=transport,
+        record=told.record,
+        tell=settings.tell,
+        insecure=settings.insecure,
     ) as coordinator:
         _check_data(settings, folder, coordinator)
         credential = _obtain_credential(settings, folder, coordinator, backoff)
@@ -118,7 +123,9 @@ def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport 
             f"no client of {url} is registered in {settings.state}.", hint="Name its folder with --state."
         )
     verify = load_trust(settings.ca_file)
-    with CoordinatorClient(url, token=credential.token, verify=verify, transport=transport) as coordinator:
+    with CoordinatorClient(
+        url, token=credential.token, verify=verify, transport=transport, insecure=settings.insecure
+    ) as coordinator:
         try:
             coordinator.leave(run)
         except (httpx.HTTPError, UnexpectedAnswer) as error:

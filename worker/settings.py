@@ -151,6 +151,11 @@ class WorkerSettings(BaseSettings):
     ca_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
         None, description="PEM file of the certificates to trust instead of the system's authorities."
     )
+    insecure: bool = Field(
+        False,
+        description="Work for a coordinator on another machine without TLS: the token and the updates travel "
+        "in clear. For networks that nobody else is on, such as one between containers.",
+    )
     wait_seconds: float = Field(
         30.0, ge=0, le=60, description="How long one request for work may stay open, in seconds (0 to 60)."
     )

@@ -11,7 +11,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from server.coordinator import Coordinator as Parts
-from server.web.security import read_bearer
+from server.web.security import Asking, is_local, read_bearer
 
 __all__ = ["Admin", "Client", "ClientOrAdmin", "Coordinator", "Reader", "Viewer"]
 
@@ -31,7 +31,7 @@ def _scheme(name: str, description: str) -> Any:
 
 _CLIENT = _scheme("client", "the token that a client got when it registered")
 _ADMIN = _scheme("admin", "the operator's token")
-_VIEWER = _scheme("viewer", "needed only if the coordinator has a viewer token")
+_VIEWER = _scheme("viewer", "the viewer token; needed unless reading is open")
 
 
 async def _require_admin(coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _ADMIN]) -> str:
@@ -53,19 +53,27 @@ async def _require_client_or_admin(
     return await coordinator.guard.require_client_or_admin(read_bearer(request.headers.get("authorization")))
 
 
+def _describe_asking(coordinator: Parts, request: Request) -> Asking:
+    return Asking(
+        authorization=request.headers.get("authorization"),
+        session=coordinator.sessions.read(request),
+        is_local=is_local(request),
+    )
+
+
 async def _require_reader(
     coordinator: Coordinator,
     request: Request,
     _client: Annotated[Any, _CLIENT],
     _viewer: Annotated[Any, _VIEWER],
 ) -> str | None:
-    return await coordinator.guard.require_reader(request.headers.get("authorization"))
+    return await coordinator.guard.require_reader(_describe_asking(coordinator, request))
 
 
 async def _require_viewer(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
 ) -> None:
-    await coordinator.guard.require_viewer(request.headers.get("authorization"))
+    await coordinator.guard.require_viewer(_describe_asking(coordinator, request))
 
 
 Admin = Annotated[str, Depends(_require_admin)]

@@ -2,5 +2,6 @@
 
 from server.pages.reader import Reader
 from server.pages.routes import STATIC, pages_router, problem_response, wants_html
+from server.pages.sign_in import SignIn
 
-__all__ = ["STATIC", "Reader", "pages_router", "problem_response", "wants_html"]
+__all__ = ["STATIC", "Reader", "SignIn", "pages_router", "problem_response", "wants_html"]

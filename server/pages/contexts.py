@@ -42,17 +42,22 @@ __all__ = [
     "RunsPage",
     "Score",
     "ScoreLine",
+    "SignInPage",
     "WeightBar",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """``events``: address of the stream that says when this page is out of date; ``None``: never."""
+    """``events``: address of the stream that says when this page is out of date; ``None``: never.
+
+    ``sign_out``: the seal of the form that ends a session; ``None``: there is none to end.
+    """
 
     title: str
     now: dt.datetime
     events: str | None = None
+    sign_out: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +219,16 @@ class ProblemsPage(Page):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemPage(Page):
     problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInPage(Page):
+    """``wanted``: the page to go to; ``fault``: why the last attempt failed; ``hours``: how long it lasts."""
+
+    wanted: str
+    seal: str
+    fault: str
+    hours: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from server.pages.round_page import round_page
 from server.pages.run_page import run_page
 from server.pages.words import FILTERS
 from server.web.numbers import parse_whole
+from server.web.sessions import Sessions
 from shared.problems import NotFound, Problem, catalogue
 from shared.texts import find_unstorable
 
@@ -78,39 +79,50 @@ def problem_response(problem: Problem, now: dt.datetime) -> HTMLResponse:
     return render("problem.html", page, problem.status)
 
 
-def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
-    """Routes of all pages. The endpoints are plain functions: FastAPI runs them in its thread pool.
+def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sessions) -> APIRouter:
+    """Routes of all pages but the sign-in.
 
+    The endpoints are plain functions: FastAPI runs them in its thread pool.
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
     """
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
     losses = TrainingLosses()
 
-    def answer(template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
+    def answer(request: Request, template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
         now = clock()
+        sign_out = sessions.protect_sign_out(request)
         try:
-            return render(template, make(now))
+            page = render(template, dataclasses.replace(make(now), sign_out=sign_out))
         except Problem as problem:
-            return problem_response(problem, now)
+            page = problem_response(problem, now)
+        if sign_out is not None:  # who signed in may use a machine that others use too
+            page.headers["Cache-Control"] = "no-store"
+        return page
 
     @router.get("/")
-    def runs() -> HTMLResponse:
-        return answer("runs.html", lambda now: _runs_page(store, now))
+    def runs(request: Request) -> HTMLResponse:
+        return answer(request, "runs.html", lambda now: _runs_page(store, now))
 
     @router.get("/runs")
     def runs_elsewhere() -> RedirectResponse:
         return RedirectResponse("/", HTTPStatus.PERMANENT_REDIRECT)
 
     @router.get("/runs/{run}")
-    def one_run(run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+    def one_run(request: Request, run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+        everything = show == "everything"
         return answer(
-            "run.html", lambda now: run_page(store, losses, _name(run), now, everything=show == "everything")
+            request,
+            "run.html",
+            lambda now: run_page(store, losses, _name(run), now, everything=everything),
         )
 
     @router.get("/runs/{run}/rounds/{round}")
-    def one_round(run: str, round: str, attempt: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
+    def one_round(
+        request: Request, run: str, round: str, attempt: Annotated[str, Query(max_length=20)] = ""
+    ) -> HTMLResponse:
         return answer(
+            request,
             "round.html",
             lambda now: round_page(
                 store,
@@ -122,12 +134,12 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime]) -> APIRouter:
         )
 
     @router.get("/problems")
-    def problems() -> HTMLResponse:
-        return answer("problems.html", _problems_page)
+    def problems(request: Request) -> HTMLResponse:
+        return answer(request, "problems.html", _problems_page)
 
     @router.get("/docs")
     def reference(request: Request) -> HTMLResponse:
-        return answer("reference.html", lambda now: reference_page(request.app.openapi(), now))
+        return answer(request, "reference.html", lambda now: reference_page(request.app.openapi(), now))
 
     @router.get("/favicon.ico")
     def favicon() -> Response:

@@ -36,11 +36,10 @@ RETRY_SECONDS = "2"
 log = logging.getLogger("feddisco.errors")
 
 
-def render(problem: Problem, *, browser: bool = False) -> Response:
-    """The answer to a problem. ``browser``: a 401 also makes the browser ask for a password."""
+def render(problem: Problem) -> Response:
     headers: dict[str, str] = {}
     if isinstance(problem, Unauthorised):
-        headers["WWW-Authenticate"] = 'Basic realm="FedDisco", charset="UTF-8"' if browser else "Bearer"
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(problem, ServiceFault):
         headers["Retry-After"] = RETRY_SECONDS
     if isinstance(problem, RangeNotSatisfiable) and "bytes" in problem.extra:
@@ -92,7 +91,6 @@ def _translate_http(request: Request, error: HTTPException) -> Problem:
 def install(
     app: FastAPI,
     count: Callable[[str], None],
-    wants_dialogue: Callable[[Request], bool],
     page: Callable[[Request, Problem, Response], Response | None],
 ) -> None:
     """Register the handlers. ``count`` is called with each code; ``page`` may answer with a page instead."""
@@ -100,7 +98,7 @@ def install(
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
         count(error.code)
-        answer = render(error, browser=wants_dialogue(request))
+        answer = render(error)
         return page(request, error, answer) or answer
 
     async def on_http(request: Request, error: Exception) -> Response:

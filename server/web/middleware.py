@@ -14,8 +14,9 @@ from server.web.numbers import parse_whole
 
 __all__ = ["LARGEST_ANNOUNCED", "BodyLimit", "HeadAsGet", "SecurityHeaders"]
 
+CONTENT = b"default-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = [
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+    (b"content-security-policy", CONTENT),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]

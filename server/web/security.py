@@ -14,18 +14,27 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cachetools import TTLCache
+from fastapi import Request
+from pydantic import SecretStr
 
-from server.settings import Settings
+from server.settings import Reading, Settings
+from shared.addresses import is_loopback
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
 
 __all__ = [
+    "ADMIN_FILE",
+    "VIEWER_FILE",
+    "Asking",
     "Guard",
     "KnownClient",
     "hash_token",
+    "is_local",
     "load_admin_token",
+    "load_viewer_token",
     "make_token",
     "read_bearer",
     "read_viewer_password",
@@ -34,6 +43,9 @@ __all__ = [
 CACHE_SECONDS = 2.0
 CACHE_ENTRIES = 10_000
 ADMIN = "admin"
+ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
+PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+"""Headers that proxies add."""
 
 
 def make_token() -> str:
@@ -71,22 +83,28 @@ def read_viewer_password(authorization: str | None) -> str:
         raise MissingToken("the `Authorization: Basic` header cannot be read") from None
 
 
-def _is_for_others(authorization: str | None) -> bool:
-    """Where reading is open, a password (Basic) is meant for a proxy in front."""
-    return authorization is None or authorization[:6].lower() == "basic "
-
-
 def load_admin_token(settings: Settings) -> str:
     """The configured admin token, or that in ``<data folder>/admin-token``, made at the first start."""
-    if settings.admin_token is not None:
-        return settings.admin_token.get_secret_value()
-    path = settings.data_folder / "admin-token"
+    return _load_token(settings.admin_token, settings.data_folder / ADMIN_FILE)
+
+
+def load_viewer_token(settings: Settings) -> str | None:
+    """The same for viewers; None where everybody may read."""
+    if settings.reading == "open":
+        return None
+    return _load_token(settings.viewer_token, settings.data_folder / VIEWER_FILE)
+
+
+def _load_token(given: SecretStr | None, path: Path) -> str:
+    if given is not None:
+        return given.get_secret_value()
     try:
         return _read_or_make(path)
     except StorageUnavailable as error:
+        name = path.name.replace("-", " ")
         raise StorageUnavailable(
-            f"the admin token cannot be kept in {path}: {error.detail}",
-            hint="Make the data folder writable, or set FEDDISCO_ADMIN_TOKEN.",
+            f"the {name} cannot be kept in {path}: {error.detail}",
+            hint=f"Make the data folder writable, or set FEDDISCO_{path.name.upper().replace('-', '_')}.",
         ) from error
 
 
@@ -100,6 +118,42 @@ def _read_or_make(path: Path) -> str:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """What a request says of who reads: its header, the token's hash of its session, and whence it came."""
+
+    authorization: str | None
+    session: str | None
+    is_local: bool
+
+    @property
+    def has_no_token(self) -> bool:
+        """Where reading is open, a password (Basic) is meant for a proxy in front."""
+        return self.authorization is None or self.authorization[:6].lower() == "basic "
+
+
+def is_local(request: Request) -> bool:
+    """Whether the request was made on this machine, by this machine's name, and not passed on by a proxy.
+
+    A proxy on this machine connects from it, too; the name keeps a web page of somebody else's, whose own
+    name was made to lead here, from reading through the browser of somebody on this machine.
+    """
+    if any(name in request.headers for name in PASSED_ON):
+        return False
+    try:
+        return is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _forbid_client(client: str | None) -> None:
+    if client is not None:
+        raise Forbidden(
+            f"client {client!r} reads its own rows only, and this shows those of others",
+            hint="GET /api/v1/runs/RUN has what a client may read; for the rest ask for a viewer token.",
+        )
+
+
+@dataclass(frozen=True)
 class KnownClient:
     """What the guard needs to know about the owner of a token."""
 
@@ -108,7 +162,7 @@ class KnownClient:
 
 
 class Guard:
-    """Tells admin, client and viewer tokens apart.
+    """Tells admin, client and viewer tokens apart, and says who reads without one.
 
     ``find`` looks a client up by its token's hash. Answers are remembered for :data:`CACHE_SECONDS`, so a
     revocation made by another coordinator process takes effect after that time at the latest; one made
@@ -120,11 +174,13 @@ class Guard:
         *,
         admin: str,
         viewer: str | None,
+        reading: Reading,
         find: Callable[[str], Awaitable[KnownClient | None]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = hash_token(admin)
         self._viewer = hash_token(viewer) if viewer is not None else None
+        self._reading = reading
         self._find = find
         self._known: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
@@ -150,28 +206,31 @@ class Guard:
         """The client's id, None for the admin."""
         return None if self.is_admin(token) else await self.require_client(token)
 
-    async def require_reader(self, authorization: str | None) -> str | None:
-        """Who reads: the client's id for a client's token, which reads its own; None for who reads all.
-
-        Without a token, that is everybody, unless there is a viewer token.
-        """
-        if self._viewer is None and _is_for_others(authorization):
+    async def require_reader(self, asking: Asking) -> str | None:
+        """Who reads: the client's id for a client's token, which reads its own; None for who reads all."""
+        if self._is_open_to(asking) and asking.has_no_token:
             return None
-        token = read_viewer_password(authorization)
-        return None if self._reads_all(token) else await self.require_client(token)
+        if asking.session is not None and self._reads_all(asking.session):
+            return None
+        return await self.identify_reader(read_viewer_password(asking.authorization))
 
-    async def require_viewer(self, authorization: str | None) -> None:
+    async def require_viewer(self, asking: Asking) -> None:
         """What shows all clients' rows: Forbidden for a client."""
-        client = await self.require_reader(authorization)
-        if client is not None:
-            raise Forbidden(
-                f"client {client!r} reads its own rows only, and this shows those of others",
-                hint="GET /api/v1/runs/RUN has what a client may read; for the rest ask for a viewer token.",
-            )
+        _forbid_client(await self.require_reader(asking))
 
-    def _reads_all(self, token: str) -> bool:
-        is_viewer = self._viewer is not None and are_same(hash_token(token), self._viewer)
-        return is_viewer or self.is_admin(token)
+    async def check_viewer_token(self, token: str) -> None:
+        """Forbidden for a client's token, WrongToken for an unknown one."""
+        _forbid_client(await self.identify_reader(token))
+
+    async def identify_reader(self, token: str) -> str | None:
+        return None if self._reads_all(hash_token(token)) else await self.require_client(token)
+
+    def _is_open_to(self, asking: Asking) -> bool:
+        return self._reading == "open" or (self._reading == "local" and asking.is_local)
+
+    def _reads_all(self, hashed: str) -> bool:
+        is_viewer = self._viewer is not None and are_same(hashed, self._viewer)
+        return is_viewer or are_same(hashed, self._admin)
 
     def forget(self, client: str) -> None:
         for hashed in [key for key in self._known if self._known.get(key) == client]:

@@ -71,7 +71,7 @@ def test_a_token_comes_from_the_file_then_the_environment_then_the_folder(
     assert ConsoleSettings().token() == "from-the-folder"
     monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "from-the-environment")
     assert ConsoleSettings().token() == "from-the-environment"
-    assert ConsoleSettings().token(tmp_path / "given") == "from-the-file"
+    assert ConsoleSettings(admin_token_file=tmp_path / "given").token() == "from-the-file"
 
 
 def test_no_token_says_where_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,6 @@ def test_no_token_says_where_it_would_be(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("some-token")
-    with (
-        pytest.raises(InvalidConfiguration, match="not a web address"),
-        connect("localhost:8000", tmp_path / "token") as client,
-    ):
+    settings = ConsoleSettings(url="localhost:8000", admin_token_file=tmp_path / "token")
+    with pytest.raises(InvalidConfiguration, match="not a web address"), connect(settings) as client:
         client.runs()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from feddisco.flags import add_flags, format_default
 from feddisco.main import app
+from feddisco.settings import CONNECTION, ConsoleSettings
 from server.settings import Settings
 from shared.problems import InvalidConfiguration
 from worker.settings import WorkerSettings
@@ -39,14 +40,15 @@ def without_spaces(text: str) -> str:
     ("command", "settings", "names"),
     [
         ("worker", WorkerSettings, tuple(WorkerSettings.model_fields)),
-        ("server", Settings, ("host", "port", "data_folder", "database_url")),
+        ("server", Settings, ("host", "port", "data_folder", "database_url", "open_pages", "insecure")),
+        ("run list", ConsoleSettings, CONNECTION),
         ("replay", Settings, ("data_folder", "database_url")),
     ],
 )
 def test_each_flag_has_the_words_and_the_default_of_its_setting(
     command: str, settings: type[BaseSettings], names: tuple[str, ...]
 ) -> None:
-    text = help_of(command)
+    text = help_of(*command.split())
     for name in names:
         field = settings.model_fields[name]
         described = f"{field.description}[default:{format_default(field)}]".removesuffix("[default:]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.helpers.http_servers import Answer, closed_port, http_server
 from worker.client import CoordinatorClient
 from worker.progress import Reporter
 
-ELSEWHERE = "http://coordinator.example:8000"
+ELSEWHERE = "https://coordinator.example:8000"
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
@@ -183,6 +184,28 @@ def test_every_command_that_calls_a_coordinator_takes_ca_file(
     for command in ADMIN:
         run_command(monkeypatch, *command, "--url", "https://127.0.0.1:1", "--ca-file", nothing)
         assert f"--ca-file {nothing} cannot be read as certificates" in capsys.readouterr().err, command
+
+
+def test_nothing_is_sent_to_another_machine_without_tls(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked for an address")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "a")
+    state = ("--state", str(tmp_path / "state"))
+    worker = ("worker", *state, "--join-token", "a")
+    for command in (*ADMIN, worker):
+        for url in ("http://coordinator.example:8000", "http://192.0.2.1:8000", "http://0.0.0.0:8000"):
+            run_command(monkeypatch, *command, "--url", url)
+            said = capsys.readouterr().err
+            assert f"{url} is another machine" in said, command
+            assert "nothing was sent" in said
+            assert "--insecure" in said
+    for command in (("run", "list"), worker):
+        with pytest.raises(AssertionError, match="asked for an address"):
+            run_command(monkeypatch, *command, "--url", "http://coordinator.example:8000", "--insecure")
 
 
 # ---------------------------------------------------------------- Windows

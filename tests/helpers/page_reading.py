@@ -83,7 +83,8 @@ class Html(HTMLParser):
 def client_on(url: str, folder: Path) -> tuple[TestClient, Store]:
     settings = Settings(data_folder=folder, database_url=SecretStr(url))
     coordinator = make_coordinator(settings, clock_by(lambda: NOW))
-    return TestClient(create_app(coordinator), headers={"Accept": "text/html"}), coordinator.store
+    app, headers = create_app(coordinator), {"Accept": "text/html"}
+    return TestClient(app, "http://127.0.0.1", headers=headers), coordinator.store
 
 
 def read(client: TestClient, path: str) -> Html:

@@ -44,7 +44,7 @@ def _met(url: str, verify: ssl.SSLContext | bool = True) -> Diagnosis:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    found = _met("http://coordinator.invalid:8000")
+    found = _met("https://coordinator.invalid:8000")
     assert "The name coordinator.invalid cannot be resolved" in found.sentence
     assert not found.fatal  # DNS comes back
 

@@ -89,7 +89,8 @@
     lastFetch = performance.now();
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
-      if (answer.ok) show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      if (answer.status === 401) signIn();
+      else if (answer.ok) show(new DOMParser().parseFromString(await answer.text(), "text/html"));
     } catch {
       // The coordinator is away; the stream finds that out too, says so and tries again.
     } finally {
@@ -100,6 +101,12 @@
         refresh();
       }
     }
+  }
+
+  // The session is over: the coordinator asks for the token in place of this page.
+  function signIn() {
+    delete main.dataset.events;
+    location.reload();
   }
 
   // A page may hang on a wall for weeks: when the coordinator has a new style or script, it is loaded anew.
@@ -133,6 +140,7 @@
   // the event's name, and a connection that has died without a word must be noticed.
   async function follow(signal) {
     const answer = await fetch(main.dataset.events, { headers: { Accept: "text/event-stream" }, signal });
+    if (answer.status === 401) signIn();
     if (!answer.ok) throw new Error(`${answer.status}`);
     say("live", "Live");
     if (failures) refresh();

@@ -21,7 +21,7 @@ import trustme
 
 from server.blobs.owner import MARK
 from server.clock import utc_now
-from server.main import check_storage, migrate, serve
+from server.main import _say_who_reads, check_storage, migrate, serve
 from server.ownership import owning
 from server.settings import Settings
 from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
@@ -55,6 +55,34 @@ def test_a_certificate_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureF
     lost = tmp_path / "lost.pem"
     said = refusal(Settings(data_folder=tmp_path, port=0, tls_certificate=lost, tls_key=lost), capsys)
     assert str(lost) in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "coordinator.example", "192.0.2.1"])
+def test_no_tls_beyond_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str) -> None:
+    said = refusal(Settings(data_folder=tmp_path / "data", port=0, host=host), capsys)
+    assert f"other machines reach {host}" in said
+    assert "--insecure" in said
+    assert not (tmp_path / "data").exists(), "refused before anything was done"
+
+
+def test_what_is_open_is_said_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said(**settings: Any) -> dict[str, str]:
+        caplog.clear()
+        with caplog.at_level("INFO", "feddisco"):
+            _say_who_reads(Settings(data_folder=tmp_path, **settings), "http://here:8000")
+        return {record.levelname: record.getMessage() for record in caplog.records}
+
+    assert (
+        said()["INFO"]
+        == f"reading from other machines needs a token: the viewer token is in {tmp_path}/viewer-token"
+    )
+    assert said(open_pages=False)["INFO"].startswith("reading needs a token")
+    opened = said(open_pages=True)
+    assert list(opened) == ["WARNING"]
+    assert opened["WARNING"].startswith("OPEN PAGES: whoever reaches http://here:8000 reads all clients'")
+    exposed = said(host="0.0.0.0", insecure=True)
+    assert exposed["WARNING"].startswith("INSECURE: every token and update travels")
+    assert "viewer-token" in exposed["INFO"]
 
 
 def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from server.app import create_app
 from tests.helpers.live_coordinator import CLASSES, TASK, Live, ManualClient, enrolled, file_of, live
 
 VIEWER = "viewer-token-of-the-tests"
-OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs/oauth2-redirect"}
+OPEN = {"/healthz", "/readyz", "/openapi.json", "/sign-in"}
 """What anybody reads: none of it is about runs or clients."""
 
 ONLY_CLIENTS = {"/api/v1/work", "/api/v1/runs/{run}/rounds/{n}/receipt"}

@@ -39,9 +39,10 @@ class Clients:
         return self.rows.get(hashed)
 
 
-def guard(clients: Clients, now: list[float] | None = None, viewer: str | None = None) -> Guard:
+def guard(clients: Clients, now: list[float] | None = None) -> Guard:
     ticks = now if now is not None else [0.0]
-    return Guard(admin=ADMIN, viewer=viewer, find=clients.find, monotonic=lambda: ticks[0])
+    find = clients.find
+    return Guard(admin=ADMIN, viewer=VIEWER, reading="closed", find=find, monotonic=lambda: ticks[0])
 
 
 def test_missing_wrong_and_revoked_are_told_apart() -> None:
@@ -215,12 +216,13 @@ def test_a_viewer_token_closes_everything_that_is_read(database_url: str, tmp_pa
         for page in ("/", "/runs/demo", "/docs", "/metrics"):
             answer = anybody.get(f"{at.url}{page}")
             assert answer.status_code == 401, page
-            assert answer.headers["www-authenticate"].startswith("Basic"), "a browser asks for the password"
+            assert answer.headers["www-authenticate"] == "Bearer"
             assert anybody.get(f"{at.url}{page}", auth=("me", VIEWER)).status_code == 200, page
         assert anybody.get(f"{at.url}/healthz").status_code == 200
         for token in (VIEWER, ADMIN):
             assert at.http(token).get("/runs").status_code == 200
         assert site.http.get("/runs/demo").status_code == 200, "clients read the run that they enrol in"
+        assert site.http.get(f"{at.url}/runs/demo").status_code == 403, "but not its page"
         assert anybody.get("/runs", auth=("me", "wrong-password-here")).status_code == 401
 
 
@@ -241,6 +243,26 @@ def test_misspelt_variables_are_named() -> None:
         "FEDDISCO_DATA": "/",
     }
     assert unknown_variables(["FEDDISCO_URL"], environment) == ("FEDDISCO_PROT",)
+
+
+def test_who_reads_without_a_token() -> None:
+    reading = {
+        ("127.0.0.1", None, None): "local",
+        ("localhost", None, None): "local",
+        ("127.0.0.1", VIEWER, None): "closed",
+        ("127.0.0.1", None, False): "closed",
+        ("127.0.0.1", None, True): "open",
+        ("0.0.0.0", None, None): "closed",
+        ("::", None, None): "closed",
+        ("coordinator.example", None, None): "closed",
+        ("0.0.0.0", VIEWER, None): "closed",
+        ("0.0.0.0", None, True): "open",
+    }
+    for (host, viewer, opened), expected in reading.items():
+        settings = Settings(host=host, viewer_token=viewer, open_pages=opened)
+        assert settings.reading == expected, (host, viewer, opened)
+    with pytest.raises(ValueError, match="contradict"):
+        Settings(viewer_token=VIEWER, open_pages=True)
 
 
 @pytest.mark.parametrize("secret", ["short", "with a space in it", "ümlautümlautümlaut"])
