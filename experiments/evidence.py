@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from experiments import statistics
 from experiments.plan import Cell, PlannedRun, cells, configuration
 from experiments.records import Curve, Round, read_curve
-from experiments.statistics import Interval, Spread
 from experiments.tables import Measure, Table, load_table
+from shared import statistics
+from shared.statistics import Interval, Spread
 
 __all__ = ["Evidence", "Gain", "State", "Verdict", "gather", "measured"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import statistics
 from experiments.plan import Cell
 from experiments.tables import BASE, methods, settings
+from shared import statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

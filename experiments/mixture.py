@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments import statistics
 from experiments.records import Curve
+from shared import statistics
 from shared.config import Partition
 from shared.data.partition import partition
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
-from experiments import statistics
 from experiments.evidence import Evidence, Gain, Verdict, measured
 from experiments.mixture import Mixture, is_mixed, mixture
 from experiments.plan import Cell
 from experiments.records import Curve
-from experiments.statistics import Spread
 from experiments.tables import BASE, Published, Table, load_table, methods, settings
 from experiments.tuning import Choice, Tried, choose
+from shared import statistics
+from shared.statistics import Spread
 
 __all__ = [
     "GAIN_HEADER",

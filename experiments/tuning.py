@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments import statistics
 from experiments.evidence import Evidence, gather
 from experiments.plan import Cell
 from experiments.records import Curve, Round
 from experiments.tables import Table
+from shared import statistics
 
 __all__ = ["Choice", "Tried", "choose", "settled", "trials"]
 

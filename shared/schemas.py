@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -335,6 +335,25 @@ class RoundView(View):
     ledger: tuple[LedgerRow, ...] = Field(description="for a client: its own row")
     evaluations: tuple[EvaluationView, ...] = Field(description="for a client: its own")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
+
+
+class RoundScore(NamedTuple):
+    """One evaluator's numbers of one round; ``accuracy`` from 0 to 1, None where it has none."""
+
+    round: int
+    examples: int
+    accuracy: float | None
+    loss: float | None
+
+
+class ComparedRun(NamedTuple):
+    """What a comparison needs of a run: its configuration as stored, and its scores by round."""
+
+    run: str
+    status: RunStatus
+    config: dict[str, Any]
+    completed_rounds: int
+    scores: tuple[RoundScore, ...]
 
 
 class RunView(RunSummary):

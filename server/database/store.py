@@ -20,6 +20,7 @@ from server.database import (
     assignments,
     blobs,
     clients,
+    comparison,
     counts,
     evaluations,
     events,
@@ -44,6 +45,7 @@ from shared.problems import StorageUnavailable
 from shared.schemas import (
     Assignment,
     ClientView,
+    ComparedRun,
     EvaluationView,
     EventView,
     Metrics,
@@ -289,6 +291,18 @@ class Store:
     def evaluations(self, run: str) -> list[EvaluationView]:
         """By round (0: the initial model), then by client."""
         return self._read(evaluations.list_evaluations, run)
+
+    def compared(self, names: Sequence[str]) -> list[ComparedRun]:
+        """Configurations and scores of many runs, in this order; names that no run has are left out."""
+        return self._read(comparison.read_compared, names)
+
+    def newest_categories(self, names: Sequence[str]) -> dict[str, list[tuple[int, dict[str, float]]]]:
+        """By run: examples and accuracies by category, of each evaluator of its newest evaluated round."""
+        return self._read(comparison.newest_categories, names)
+
+    def mean_weights(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """By run and client: its mean weight over the rounds that took its update."""
+        return self._read(comparison.mean_weights, names)
 
     def events(self, after_id: int = 0, run: str | None = None, limit: int = 1000) -> list[EventView]:
         """Events after that one, oldest first."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 __all__ = ["Curve", "LineChart", "Mark", "Scale", "Tick", "bar", "line_chart", "nice_ticks", "whole_ticks"]
 
@@ -36,13 +37,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed."""
+    """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed.
+
+    ``band`` is the outline of the area around it, empty for none.
+    """
 
     name: str
     style: int
     path: str
     marks: tuple[Mark, ...]
     last: str
+    band: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +117,21 @@ def line_chart(
     write: Callable[[float], str],
     tick: Callable[[float], str],
     last_round: int = 0,
+    bands: Mapping[str, Sequence[tuple[int, float, float]]] = MappingProxyType({}),
 ) -> LineChart | None:
     """Values by round, one curve a name. ``None`` when there is nothing to draw.
 
     ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis begins at round
     0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
-    unfinished run leaves room for the rounds to come.
+    unfinished run leaves room for the rounds to come. ``bands`` are (round, low, high) around a curve.
     """
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return None
     last = max(last_round, *(round for round, _ in points))
-    levels = nice_ticks(min(value for _, value in points), max(value for _, value in points))
+    values = [value for _, value in points]
+    values += [edge for band in bands.values() for _, low, high in band for edge in (low, high)]
+    levels = nice_ticks(min(values), max(values))
     across, up = Scale(0, last), Scale(levels[0], levels[-1])
     return LineChart(
         id=id,
@@ -132,7 +140,7 @@ def line_chart(
         x_ticks=tuple(Tick(across(at), str(at)) for at in whole_ticks(0, last)),
         y_ticks=tuple(Tick(up.down(at), tick(at)) for at in levels),
         curves=tuple(
-            _curve(name, style, sorted(curve), across, up, write)
+            _curve(name, style, sorted(curve), sorted(bands.get(name, ())), across, up, write)
             for style, (name, curve) in enumerate(curves.items())
             if curve
         ),
@@ -143,6 +151,7 @@ def _curve(
     name: str,
     style: int,
     points: Sequence[tuple[int, float]],
+    band: Sequence[tuple[int, float, float]],
     across: Scale,
     up: Scale,
     write: Callable[[float], str],
@@ -157,7 +166,15 @@ def _curve(
         path=" ".join(f"{mark.x:g},{mark.y:g}" for mark in marks),
         marks=marks if len(marks) <= MARKED else marks[-1:],
         last=write(points[-1][1]),
+        band=_outline(band, across, up),
     )
+
+
+def _outline(band: Sequence[tuple[int, float, float]], across: Scale, up: Scale) -> str:
+    """Along the upper edge, then back along the lower one."""
+    upper = [(across(round), up.down(high)) for round, _, high in band]
+    lower = [(across(round), up.down(low)) for round, low, _ in reversed(band)]
+    return " ".join(f"{x:g},{y:g}" for x, y in upper + lower)
 
 
 def _describe(curves: Mapping[str, Sequence[tuple[int, float]]], write: Callable[[float], str]) -> str:

@@ -27,6 +27,9 @@ __all__ = [
     "CategoryRow",
     "CategoryTable",
     "ClientRow",
+    "ComparePage",
+    "ComparedLine",
+    "ComparedRow",
     "Connected",
     "LedgerLine",
     "Page",
@@ -73,6 +76,7 @@ class RunsPage(Page):
     clients: Connected
     active: Sequence[RunSummary]
     ended: Sequence[RunSummary]
+    comparable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,3 +269,53 @@ class ReferencePage(Page):
     name: str
     description: str
     groups: Sequence[CallGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedLine:
+    """A series of a comparison: ``style`` of its curve (None: not drawn), numbers as they are written.
+
+    ``settings`` are its values of what differs, in the order of the page's ``differing``.
+    """
+
+    name: str
+    runs: Sequence[str]
+    style: int | None
+    settings: Sequence[str]
+    rounds: str
+    last: str
+    best: str
+    chosen: str
+    reaches: str
+    is_baseline: bool
+    gain: str
+    interval: str
+    basis: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """A category or client, and its value in each series that has a column; None: it has none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparePage(Page):
+    asked: str
+    names: Sequence[str]
+    known: Sequence[str]
+    measure: str
+    measures: Sequence[str]
+    target: str
+    round: str
+    grouped: bool
+    differing: Sequence[str]
+    lines: Sequence[ComparedLine]
+    chart: LineChart | None
+    columns: Sequence[str]
+    categories: Sequence[ComparedRow]
+    weights: Sequence[ComparedRow]
+    undrawn: int

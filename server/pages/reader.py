@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shared.schemas import (
     ClientView,
+    ComparedRun,
     EvaluationView,
     EventView,
     RoundView,
@@ -42,6 +43,20 @@ class Reader(Protocol):
 
     def events(self, after_id: int, run: str | None, limit: int) -> Sequence[EventView]:
         """Oldest first: at most ``limit`` events with an id above ``after_id``."""
+        ...
+
+    def compared(self, names: Sequence[str]) -> Sequence[ComparedRun]:
+        """Configurations and scores of many runs; names that no run has are left out."""
+        ...
+
+    def newest_categories(
+        self, names: Sequence[str]
+    ) -> Mapping[str, Sequence[tuple[int, Mapping[str, float]]]]:
+        """By run: examples and accuracies by category, of each evaluator of its newest evaluated round."""
+        ...
+
+    def mean_weights(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
+        """By run and client: its mean weight over the rounds that took its update."""
         ...
 
     def latest_event_id(self, run: str | None = None) -> int: ...

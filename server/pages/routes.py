@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from server.pages.compare_page import Asked, compare_page
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
 from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader
@@ -133,6 +134,18 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sess
             ),
         )
 
+    @router.get("/compare")
+    def compare(
+        runs: Annotated[list[str], Query(max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
+        baseline: Annotated[str, Query(max_length=200)] = "",
+        measure: Annotated[str, Query(max_length=20)] = "",
+        target: Annotated[str, Query(max_length=20)] = "",
+        round: Annotated[str, Query(max_length=20)] = "",
+        apart: Annotated[str, Query(max_length=1)] = "",
+    ) -> HTMLResponse:
+        asked = Asked(runs, baseline, measure, target, round, apart)
+        return answer("compare.html", lambda now: compare_page(store, asked, now))
+
     @router.get("/problems")
     def problems(request: Request) -> HTMLResponse:
         return answer(request, "problems.html", _problems_page)
@@ -173,6 +186,7 @@ def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
         clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.is_terminal),
         ended=tuple(run for run in runs if run.status.is_terminal),
+        comparable=len(runs) > 1,
     )
 
 

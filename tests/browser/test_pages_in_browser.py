@@ -24,6 +24,7 @@ PAGES = {
     "open round": "/runs/digits-niid1/rounds/2",
     "long names": f"/runs/{lengthen('melanoma-against-nevus')}",
     "round with long names": f"/runs/{lengthen('melanoma-against-nevus')}/rounds/1",
+    "compare": "/compare?runs=*&round=1",
     "problems": "/problems",
     "reference": "/docs",
 }

@@ -31,12 +31,15 @@ TEMPLATES = {
     "runs.html": contexts.RunsPage,
     "run.html": contexts.RunPage,
     "round.html": contexts.RoundPage,
+    "compare.html": contexts.ComparePage,
     "problems.html": contexts.ProblemsPage,
     "problem.html": contexts.ProblemPage,
     "reference.html": contexts.ReferencePage,
 }
 PAGES = (
     "/",
+    "/compare",
+    "/compare?runs=finished,sizes&runs=running&round=1",
     "/problems",
     "/docs",
     "/runs/finished",

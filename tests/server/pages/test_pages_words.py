@@ -246,7 +246,7 @@ def test_contrast_of_black_on_white() -> None:
 def test_text_has_four_and_a_half_to_one_and_drawings_three(scheme: str) -> None:
     colours = palette(scheme)
     words = ("ink", "quiet", "accent", "wait", "go", "done", "hold", "end", "bad")
-    lines = ("accent", "second", "third", "fourth", "hollow")
+    lines = ("accent", "second", "third", "fourth", "fifth", "sixth", "hollow")
     for ground in ("paper", "sheet"):
         for name in words:
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)

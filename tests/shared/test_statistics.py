@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.statistics import (
+from shared.statistics import (
     Interval,
     Spread,
     after_warm_up,

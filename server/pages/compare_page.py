@@ -1,0 +1,242 @@
+"""From an address such as ``/compare?runs=a,b,trial-*`` to the context of the page that compares them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from server.pages.charts import LineChart, line_chart
+from server.pages.comparison import Gain, Measure, Series, differing, find_gain, make_series
+from server.pages.contexts import ComparedLine, ComparedRow, ComparePage
+from server.pages.reader import Reader
+from server.pages.words import ABSENT, number, percent
+from server.web.numbers import parse_whole
+from shared.problems import InvalidRequest, NotFound
+
+__all__ = ["Asked", "compare_page"]
+
+MOST_RUNS = 500
+DRAWN = 6
+"""Series with a curve and a column: more would not be told apart."""
+LARGEST_ROUND = 999_999_999
+_STEP = 0.05
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the address says, as text; empty: not said.
+
+    ``runs`` may hold several names, separated by commas or spaces, and patterns with ``*``. ``target`` is in
+    per cent for accuracy, ``apart`` "1" for a series a run.
+    """
+
+    runs: Sequence[str] = ()
+    baseline: str = ""
+    measure: str = ""
+    target: str = ""
+    round: str = ""
+    apart: str = ""
+
+
+def compare_page(store: Reader, asked: Asked, now: dt.datetime) -> ComparePage:
+    """Raises NotFound for a run that is not there, InvalidRequest for what is no number or too much."""
+    known = [run.run for run in sorted(store.runs(), key=lambda run: (run.created_at, run.run))]
+    words = [word for text in asked.runs for word in text.replace(",", " ").split()]
+    names = _choose(words, known)
+    runs = store.compared(names)
+    scores = [score for run in runs for score in run.scores]
+    has = {
+        "accuracy": any(score.accuracy is not None for score in scores),
+        "loss": any(score.loss is not None for score in scores),
+    }
+    measure = _measure(asked.measure, has)
+    grouped = not asked.apart
+    series = make_series(runs, measure, grouped=grouped)
+    baseline = _baseline(series, asked.baseline)
+    target = _target(asked.target, series, measure)
+    chosen = _round(asked.round)
+    paths = differing(series, grouped=grouped)
+    drawn = series[:DRAWN]
+    return ComparePage(
+        title="Compare",
+        now=now,
+        asked=" ".join(words),
+        names=names,
+        known=known,
+        measure=measure,
+        measures=[name for name, there in has.items() if there],
+        target="" if target is None else f"{100 * target if measure == 'accuracy' else target:g}",
+        round="" if chosen is None else str(chosen),
+        grouped=grouped,
+        differing=paths,
+        lines=[
+            _line(one, place, baseline, paths, target, chosen, measure) for place, one in enumerate(series)
+        ],
+        chart=_chart(drawn, measure),
+        columns=[one.name for one in drawn],
+        categories=_categories(store, drawn),
+        weights=_weights(store, drawn),
+        undrawn=max(len(series) - DRAWN, 0),
+    )
+
+
+def _choose(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The runs that are meant, each once; a pattern takes what it fits, oldest first."""
+    there, chosen = set(known), dict[str, None]()
+    for word in words:
+        found = [word] if word in there else [name for name in known if fnmatchcase(name, word)]
+        if not found:
+            raise NotFound(f"There is no run {word[:60]!r}.", hint="The list of runs has their names.")
+        chosen |= dict.fromkeys(found)
+    if len(chosen) > MOST_RUNS:
+        raise InvalidRequest(
+            f"{len(chosen)} runs are more than the {MOST_RUNS} that are compared at once.",
+            hint="Name fewer, or a narrower pattern.",
+        )
+    return list(chosen)
+
+
+def _measure(asked: str, has: Mapping[str, bool]) -> Measure:
+    if asked not in ("", "accuracy", "loss"):
+        raise InvalidRequest(f"{asked[:40]!r} cannot be compared.", hint="Measures are accuracy and loss.")
+    return "loss" if asked == "loss" or (not asked and has["loss"] and not has["accuracy"]) else "accuracy"
+
+
+def _baseline(series: Sequence[Series], asked: str) -> Series | None:
+    """The series of the run that was asked for, else the first."""
+    if not asked:
+        return series[0] if series else None
+    for one in series:
+        if asked in (run.run for run in one.runs):
+            return one
+    raise NotFound(f"The baseline {asked[:60]!r} is not among the compared runs.", hint="Add it to the runs.")
+
+
+def _target(asked: str, series: Sequence[Series], measure: Measure) -> float | None:
+    """What was asked for; else, of accuracy, the highest multiple of 5 % that every series reaches."""
+    if asked:
+        try:
+            value = float(asked)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise InvalidRequest(f"The target {asked[:40]!r} is no number.", hint="Write 60 for 60 %.")
+        return value / 100 if measure == "accuracy" else value
+    best = [one.best[1] for one in series if one.best is not None]
+    if measure == "loss" or not best:
+        return None
+    return round(math.floor(min(best) / _STEP + 1e-9) * _STEP, 9)
+
+
+def _round(asked: str) -> int | None:
+    if not asked:
+        return None
+    found = parse_whole(asked, LARGEST_ROUND)
+    if found is None:
+        raise InvalidRequest(f"{asked[:40]!r} is not the number of a round.", hint="Rounds count from 1.")
+    return found
+
+
+def _write(value: float | None, measure: Measure, *, sign: bool = False) -> str:
+    return percent(value, 2, sign=sign) if measure == "accuracy" else number(value, sign=sign)
+
+
+def _line(
+    one: Series,
+    place: int,
+    baseline: Series | None,
+    paths: Sequence[str],
+    target: float | None,
+    chosen: int | None,
+    measure: Measure,
+) -> ComparedLine:
+    own = one is baseline
+    gain = None if own or baseline is None else find_gain(one, baseline)
+    reached = None if target is None else one.reaches(target)
+    completed = sorted({run.completed_rounds for run in one.runs})
+    return ComparedLine(
+        name=one.name,
+        runs=[run.run for run in one.runs],
+        style=place if place < DRAWN else None,
+        settings=[one.settings.get(path, ABSENT) for path in paths],
+        rounds="–".join(map(str, dict.fromkeys((completed[0], completed[-1])))),
+        last=_write(one.last[1] if one.last else None, measure),
+        best=ABSENT if one.best is None else f"{_write(one.best[1], measure)} in round {one.best[0]}",
+        chosen=_write(None if chosen is None else one.mean.get(chosen), measure),
+        reaches=ABSENT if reached is None else str(reached),
+        is_baseline=own,
+        gain=_write(gain.value if gain else None, measure, sign=True),
+        interval=_interval(gain, measure),
+        basis=_basis(gain),
+        verdict=gain.verdict(measure) if gain else "",
+    )
+
+
+def _interval(gain: Gain | None, measure: Measure) -> str:
+    if gain is None or gain.interval is None:
+        return ""
+    low, high = gain.interval.low, gain.interval.high
+    return f"{_write(low, measure, sign=True)} to {_write(high, measure, sign=True)}"
+
+
+def _basis(gain: Gain | None) -> str:
+    """What a gain rests on, in words."""
+    if gain is None:
+        return "no common round"
+    rounds = f"{gain.rounds} round{'s' if gain.rounds != 1 else ''}"
+    if not gain.pairs:
+        return f"other seeds, {rounds}"
+    return f"{gain.pairs} seed{'s' if gain.pairs != 1 else ''}, {rounds}"
+
+
+def _chart(series: Sequence[Series], measure: Measure) -> LineChart | None:
+    def tick(value: float) -> str:
+        return f"{100 * value:g}\u202f%" if measure == "accuracy" else f"{value:g}"
+
+    return line_chart(
+        "compared",
+        f"{measure.capitalize()} by round",
+        {one.name: sorted(one.mean.items()) for one in series},
+        write=lambda value: _write(value, measure),
+        tick=tick,
+        bands={one.name: one.band for one in series},
+    )
+
+
+def _categories(store: Reader, series: Sequence[Series]) -> list[ComparedRow]:
+    """Accuracy by category in the newest scored round: the mean over evaluators and runs."""
+    newest = store.newest_categories([run.run for one in series for run in one.runs])
+    columns: list[dict[str, list[tuple[int, float]]]] = []
+    for one in series:
+        found: dict[str, list[tuple[int, float]]] = {}
+        for run in one.runs:
+            for examples, by_category in newest.get(run.run, ()):
+                for name, value in by_category.items():
+                    found.setdefault(name, []).append((examples, value))
+        columns.append(found)
+    return _rows([{name: _mean(pairs) for name, pairs in column.items()} for column in columns])
+
+
+def _mean(pairs: Sequence[tuple[int, float]]) -> float:
+    return math.fsum(n * value for n, value in pairs) / sum(n for n, _ in pairs)
+
+
+def _weights(store: Reader, series: Sequence[Series]) -> list[ComparedRow]:
+    """Each client's mean weight over the rounds that took its update, and over the runs of a series."""
+    found = store.mean_weights([run.run for one in series for run in one.runs])
+    columns = []
+    for one in series:
+        by_client: dict[str, list[float]] = {}
+        for run in one.runs:
+            for client, weight in found.get(run.run, {}).items():
+                by_client.setdefault(client, []).append(weight)
+        columns.append({client: math.fsum(values) / len(values) for client, values in by_client.items()})
+    return _rows(columns)
+
+
+def _rows(columns: Sequence[Mapping[str, float]]) -> list[ComparedRow]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [ComparedRow(name=name, values=[column.get(name) for column in columns]) for name in names]

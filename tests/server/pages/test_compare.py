@@ -1,0 +1,230 @@
+"""The page that compares runs: series, differences, gains, and what it says to wrong addresses."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from server.database.store import Store
+from server.database.tables import evaluations
+from server.pages.comparison import Series, differing, find_gain, make_series
+from shared.schemas import ComparedRun, RoundScore, RunStatus
+from tests.browser import seed
+from tests.helpers.page_reading import client_on, read
+
+
+def run(name: str, accuracies: Sequence[float], *, seed: int = 0, **config: Any) -> ComparedRun:
+    scores = tuple(RoundScore(number, 100, value, 1 - value) for number, value in enumerate(accuracies))
+    settings = {"name": name, "seed": seed, "weighting": {"kind": "disco", "a": 0.5}, **config}
+    return ComparedRun(name, RunStatus.COMPLETED, settings, len(accuracies) - 1, scores)
+
+
+def series(*runs: ComparedRun, measure: Any = "accuracy") -> Series:
+    return Series(runs, measure)
+
+
+# ---------------------------------------------------------------- series
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_series() -> None:
+    runs = [
+        run("a", [0, 0.5]),
+        run("b", [0, 0.4], weighting={"kind": "sizes"}),
+        run("c", [0, 0.7], seed=1, partition={"kind": "iid", "seed": 3}),
+        run("d", [0, 0.7], seed=2, partition={"kind": "iid", "seed": 4}),
+    ]
+    made = make_series(runs, "accuracy", grouped=True)
+    assert [[one.run for one in group.runs] for group in made] == [["a"], ["b"], ["c", "d"]]
+    assert made[2].name == "c and 1 more seed"
+    assert [len(one.runs) for one in make_series(runs, "accuracy", grouped=False)] == [1, 1, 1, 1]
+
+
+def test_a_series_is_the_mean_of_its_runs_with_one_deviation_around_it() -> None:
+    made = series(run("a", [0.1, 0.5, 0.6]), run("b", [0.1, 0.7], seed=1))
+    assert made.mean == pytest.approx({0: 0.1, 1: 0.6, 2: 0.6})
+    spread = statistics.stdev([0.5, 0.7])
+    assert made.band[1] == pytest.approx((1, 0.6 - spread, 0.6 + spread))
+    assert len(made.band) == 2, "round 2 has one value: no deviation"
+
+
+def test_several_evaluators_count_by_their_examples() -> None:
+    scores = (RoundScore(1, 300, 0.4, 1.0), RoundScore(1, 100, 0.8, math.inf), RoundScore(2, 5, None, None))
+    made = series(ComparedRun("a", RunStatus.RUNNING, {"name": "a"}, 1, scores))
+    assert made.mean == pytest.approx({1: 0.5})
+
+
+def test_the_best_round_is_the_first_of_the_best_and_never_the_initial_model() -> None:
+    assert series(run("a", [0.9, 0.2, 0.5, 0.5])).best == (2, 0.5)
+    assert series(run("a", [0.1, 0.2, 0.5, 0.5]), measure="loss").best == (2, 0.5)
+    assert series(run("a", [0.9])).best is None
+    assert series(run("a", [0.9])).last is None
+
+
+def test_rounds_to_a_target() -> None:
+    assert series(run("a", [0.9, 0.2, 0.5])).reaches(0.5) == 2
+    assert series(run("a", [0.9, 0.2, 0.5])).reaches(0.6) is None
+    assert series(run("a", [0.0, 0.2, 0.5]), measure="loss").reaches(0.6) == 2
+
+
+def test_only_what_differs_is_named() -> None:
+    runs = [run("a", [0]), run("b", [0], seed=1, weighting={"kind": "sizes"}, local={"epochs": 2})]
+    apart = make_series(runs, "accuracy", grouped=False)
+    assert differing(apart, grouped=False) == ["seed", "weighting.kind", "weighting.a", "local.epochs"]
+    assert differing(make_series(runs, "accuracy", grouped=True), grouped=True) == [
+        "weighting.kind",
+        "weighting.a",
+        "local.epochs",
+    ]
+    assert apart[1].settings["local.epochs"] == "2"
+
+
+# ---------------------------------------------------------------- gains
+
+
+def test_a_gain_is_paired_by_seed() -> None:
+    """Seed 1 is easy for both: unpaired means would hide that each pair gains 10 points."""
+    ours = series(run("a", [0, 0.4, 0.4]), run("b", [0, 0.9, 0.9], seed=1))
+    base = series(run("c", [0, 0.3, 0.3]), run("d", [0, 0.8, 0.8], seed=1), run("e", [0, 0.1, 0.1], seed=2))
+    gain = find_gain(ours, base)
+    assert gain is not None
+    assert gain.value == pytest.approx(0.1)
+    assert (gain.pairs, gain.rounds) == (2, 2)
+    assert gain.interval is not None
+    assert gain.interval.low == pytest.approx(0.1)
+    assert gain.verdict("accuracy") == "ahead"
+    assert gain.verdict("loss") == "behind"
+
+
+def test_other_seeds_have_no_interval_and_no_verdict() -> None:
+    gain = find_gain(series(run("a", [0, 0.4])), series(run("b", [0, 0.3], seed=9)))
+    assert gain is not None
+    assert gain.value == pytest.approx(0.1)
+    assert (gain.interval, gain.pairs, gain.verdict("accuracy")) == (None, 0, "")
+
+
+def test_nothing_in_common_is_no_gain() -> None:
+    assert find_gain(series(run("a", [0.5])), series(run("b", [0.5, 0.6]))) is None
+
+
+def test_a_difference_that_changes_its_sign_is_level() -> None:
+    ours = series(run("a", [0, *(0.5 + 0.1 * (-1) ** at for at in range(40))]))
+    gain = find_gain(ours, series(run("b", [0, *[0.5] * 40])))
+    assert gain is not None
+    assert gain.rounds == 20
+    assert gain.verdict("accuracy") == "level"
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.fixture(scope="module")
+def here(
+    tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
+) -> Iterator[tuple[TestClient, Store]]:
+    folder = tmp_path_factory.mktemp("compare")
+    shutil.copyfile(migrated_sqlite, folder / "test.sqlite")
+    client, store = client_on(f"sqlite:///{folder / 'test.sqlite'}", folder)
+    seed.finished_run(store, "disco-0", rounds=3)
+    seed.finished_run(store, "disco-1", rounds=3, seed=1)
+    seed.finished_run(store, "sizes-0", rounds=2, weighting={"kind": "sizes"})
+    yield client, store
+    store.engine.dispose()
+
+
+def test_the_page_has_the_stored_numbers(here: tuple[TestClient, Store]) -> None:
+    client, store = here
+    html = read(client, "/compare?runs=sizes-0,disco-0&round=1")
+    head, *rows = html.tables[0]
+    settings = head[head.index("Rests on") + 1 :]
+    assert settings[:4] == ["rounds", "weighting.kind", "weighting.a", "weighting.b"]
+    by_run = {row[0].strip(): dict(zip(head, row, strict=True)) for row in rows}
+    for name in ("sizes-0", "disco-0"):
+        scores = {view.round: view.accuracy or 0 for view in store.evaluations(name)}
+        assert by_run[name]["Last"] == f"{100 * scores[max(scores)]:.2f}\u202f%"
+        assert by_run[name]["Round 1"] == f"{100 * scores[1]:.2f}\u202f%"
+    assert by_run["sizes-0"]["To the baseline"] == "baseline"
+    assert by_run["disco-0"]["Rests on"] == "1 seed, 2 rounds"
+    weights = html.tables[-1]
+    row = next(row for row in store.round_view("disco-0", 1).ledger if row.client == "leiden")
+    assert (
+        next(cells for cells in weights if cells[0] == "leiden")[2]
+        .strip()
+        .startswith(f"{100 * (row.weight or 0):.2f}")
+    )
+
+
+def test_a_pattern_takes_the_oldest_first_and_seeds_are_grouped(here: tuple[TestClient, Store]) -> None:
+    html = read(here[0], "/compare?runs=disco-*")
+    assert [row[0].split(" and ")[0].strip() for row in html.tables[0][1:]] == ["disco-0"]
+    assert len(html.all("polygon")) == 1
+    apart = read(here[0], "/compare?runs=disco-*&apart=1")
+    assert [(row[0].strip(), row[-1]) for row in apart.tables[0]] == [
+        ("Run", "seed"),
+        ("disco-0", "0"),
+        ("disco-1", "1"),
+    ]
+    assert not apart.all("polygon")
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("runs=nobody", 404, "There is no run &#39;nobody&#39;."),
+        ("runs=disco-0&baseline=sizes-0", 404, "is not among the compared runs"),
+        ("runs=disco-0&target=much", 422, "is no number"),
+        ("runs=disco-0&target=nan", 422, "is no number"),
+        ("runs=disco-0&round=-1", 422, "is not the number of a round"),
+        ("runs=disco-0&measure=beauty", 422, "cannot be compared"),
+        ("runs=%00", 404, "There is no run"),
+    ],
+)
+def test_a_wrong_address_is_answered_with_a_sentence(
+    here: tuple[TestClient, Store], query: str, status: int, words: str
+) -> None:
+    answer = here[0].get(f"/compare?{query}")
+    assert answer.status_code == status
+    assert words in answer.text
+
+
+def test_the_list_offers_to_compare(here: tuple[TestClient, Store]) -> None:
+    html = read(here[0], "/")
+    ticks = [e for e in html.all("input") if e.attributes["type"] == "checkbox"]
+    assert {tick.attributes["value"] for tick in ticks} == {"disco-0", "disco-1", "sizes-0"}
+    assert html.all("form")[0].attributes["action"] == "/compare"
+
+
+def test_five_hundred_runs_are_compared_in_a_second_or_so(tmp_path: Path, migrated_sqlite: Path) -> None:
+    """CPU time, since test machines are crowded; docs/benchmarks.md has the time on a quiet one."""
+    shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
+    client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
+    made = seed.finished_run(store, "run-0", rounds=1)
+    for number in range(1, 500):
+        local = {"learning_rate": 0.01 + number % 5 / 100}
+        seed.Course(store, seed.config(f"run-{number}", seed=number // 5, local=local)).create()
+    with store.engine.begin() as connection:
+        connection.execute(
+            sa.insert(evaluations),
+            [
+                {"run": f"run-{number}", "round": at, "client": seed.EVALUATOR, "at": made.now}
+                | {"loss": 1.0, "accuracy": at / 60, "examples": 100, "per_category": {}, "extra": {}}
+                for number in range(1, 500)
+                for at in range(1, 51)
+            ],
+        )
+    client.get("/compare?runs=run-1")
+    begun = time.process_time()
+    answer = client.get("/compare?runs=run-*")
+    took = time.process_time() - begun
+    assert answer.status_code == 200
+    assert "run-1 and " in answer.text
+    assert took < 1.5, took
+    store.engine.dispose()
