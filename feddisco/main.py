@@ -473,6 +473,54 @@ def run_model(
         typer.echo(escape_controls(said))
 
 
+@run_app.command("export")
+@calls_coordinator
+def run_export(
+    run: str,
+    format: Annotated[
+        Literal["safetensors", "torchscript", "onnx"],
+        typer.Option("--format", help="torchscript and onnx have the preprocessing inside."),
+    ] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: RUN and the format's]")] = None,
+    round: WhichRound = None,
+    metric: ByMetric = None,
+    allow: Allow = None,
+    **flags: Any,
+) -> None:
+    """Write a run's model for other programs, and its labels beside it."""
+    from feddisco.admin import connect
+    from feddisco.exporting import SUFFIXES, fetch_export
+
+    path = out or Path(run + SUFFIXES[format])
+    with connect(load_console_settings(flags)) as client:
+        said = fetch_export(client, run, path, format, round=round, metric=metric, allow=allow or ())
+        typer.echo(escape_controls(said))
+
+
+@run_app.command("card")
+@calls_coordinator
+def run_card(
+    run: str,
+    out: Annotated[Path | None, typer.Option(help="File to write. Without it, the terminal.")] = None,
+    round: WhichRound = None,
+    metric: ByMetric = None,
+    allow: Allow = None,
+    **flags: Any,
+) -> None:
+    """Write a model card in Markdown: what the model is, how it was made and what it scored."""
+    from feddisco.admin import connect
+    from feddisco.cards import fetch_card
+    from shared.files import replace_file
+
+    with connect(load_console_settings(flags)) as client:
+        card = fetch_card(client, run, round, metric, allow or ())
+    if out is None:
+        typer.echo(card)
+    else:
+        replace_file(out, card.encode())
+        typer.echo(str(out))
+
+
 # ---------------------------------------------------------------- clients
 
 

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from shared.schemas import EvaluationView, RunView
     from shared.tasks.base import Task
 
-__all__ = ["check_allowed", "describe_model", "fetch_model", "load_allowed_task"]
+__all__ = [
+    "check_allowed",
+    "describe_model",
+    "fetch_model",
+    "load_allowed_task",
+]
 
 BUILT_IN_PREFIX = "torchvision:"
 
@@ -85,6 +90,7 @@ def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> M
         per_category=_pool_categories(choice.evaluations),
         test_examples=sum(each.examples for each in choice.evaluations),
         model_digest=choice.digest,
+        data_licence=config.data_licence,
         made_with=find_versions("torch"),
     )
     if task is None:

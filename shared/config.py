@@ -211,6 +211,9 @@ class RunConfig(Frozen):
         description="newest completed rounds whose updates are kept for replays; None: all",
     )
     buffers: Literal["average", "keep-local"] = "average"
+    data_licence: str | None = Field(
+        None, max_length=200, description="of the data, for whoever takes the model home"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -34,7 +34,7 @@ __all__ = [
     "versions",
 ]
 
-SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates")
+SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates", "data_licence")
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""
 
 ROOT = Path(__file__).resolve().parent.parent

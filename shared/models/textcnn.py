@@ -58,12 +58,20 @@ class Features(nn.Module):
         return torch.cat(best, dim=1)
 
 
+def _is_exported() -> bool:
+    """Whether the model is being written down for other programs, for texts of every length."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return traced or torch.compiler.is_exporting()
+
+
 def _without_needless_padding(tokens: Tensor) -> Tensor:
     """The batch cut behind its longest text and a window of padding: the same maxima in a third of the time.
 
     Beyond that every window would see padding only, as the last one left does. The length is rounded up,
     because the convolutions prepare themselves anew for every length they have not seen.
     """
+    if _is_exported():
+        return tokens
     longest = int((tokens != 0).sum(dim=1).max()) if len(tokens) else 0
     return tokens[:, : math.ceil((longest + max(WIDTHS)) / ROUND_UP) * ROUND_UP]
 

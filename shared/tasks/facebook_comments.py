@@ -76,7 +76,8 @@ class FacebookComments(Regression):
         tables = [_table(archive, name, needs_target=False) for name in archive.names]
         pairs = zip(archive.names, tables, strict=True)
         names = (f"{name}, row {row + 1}" for name, table in pairs for row in range(len(table)))
-        return Unlabelled(tuple(names), torch.from_numpy(_features(np.concatenate(tables))))
+        rows = np.concatenate([np.empty((0, COLUMNS)), *tables])
+        return Unlabelled(tuple(names), torch.from_numpy(_features(rows)))
 
     def describe_inputs(self) -> dict[str, Any]:
         """See :func:`_features`."""

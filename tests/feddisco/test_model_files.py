@@ -15,6 +15,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from feddisco.cards import write_text
 from feddisco.loaded import load
 from feddisco.main import app
 from shared import wire
@@ -256,3 +257,55 @@ def test_a_model_that_was_taken_home_starts_another_run(trained: Live, tmp_path:
     given.write_text("name: again\ntask: digits\nrounds: 1\n")
     console(trained, "run", "create", given, "--weights", out)
     assert trained.run("again")["initial_model"] == read_facts(out).model_digest
+
+
+# ---------------------------------------------------------------- for others
+
+
+def test_a_run_is_exported_with_its_labels(trained: Live, tmp_path: Path) -> None:
+    said = console(trained, "run", "export", "demo", "--out", tmp_path / "demo.pt", "--format", "torchscript")
+    assert "demo: round 3 of 3" in said.output
+    assert (tmp_path / "demo.labels.txt").read_text().split() == list("0123456789")
+    assert json.loads((tmp_path / "demo.json").read_text())["round"] == 3
+    with pytest.warns(FutureWarning, match=r"torch\.jit\.load"):
+        exported = torch.jit.load(tmp_path / "demo.pt")
+    out = tmp_path / "demo.safetensors"
+    console(trained, "run", "export", "demo", "--out", out)
+    write_digit(tmp_path / "zero.png", 0)
+    loaded = load(out)
+    inputs = loaded.task.read_inputs([tmp_path / "zero.png"]).inputs
+    (said_by_model,) = loaded.predict(tmp_path / "zero.png")
+    assert said_by_model.probabilities is not None
+    assert exported(inputs)[0].tolist() == pytest.approx(list(said_by_model.probabilities.values()), abs=1e-5)
+
+
+def test_a_card_tells_what_the_rows_say_and_names_no_client(trained: Live, tmp_path: Path) -> None:
+    card = console(trained, "run", "card", "demo").output
+    view, last = trained.run("demo"), trained.admin.get("/runs/demo/rounds/3").json()
+    assert f"SHA-256 `{last['scored_model']}`" in card
+    assert f"| accuracy | {last['evaluations'][0]['accuracy']:.4f} |" in card
+    assert "On 359 test examples of one evaluator" in card
+    assert "| range | \\[0, 16\\] |" in card
+    for row in last["ledger"]:
+        assert f"| {row['index'] + 1} | {row['examples']} | {row['weight']:.4f} |" in card
+    assert not [one["client"] for one in view["enrolments"] if one["client"] in card]
+    console(trained, "run", "card", "demo", "--out", tmp_path / "card.md", "--round", "1")
+    assert "This is round 1 of 3" in (tmp_path / "card.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert\\(1\\)&lt;/script&gt;"),
+        ("a | b", "a \\| b"),
+        ("# head", "\\# head"),
+        ("- item", "\\- item"),
+        ("1. item", "1\\. item"),
+        ("0.961", "0.961"),
+        ("two\nlines", "two lines"),
+        ("[x](http://y)", "\\[x\\]\\(http://y\\)"),
+        ("\x1b[2J", "\\\\x1b\\[2J"),
+    ],
+)
+def test_foreign_text_is_text_in_a_card(text: str, written: str) -> None:
+    assert write_text(text) == written

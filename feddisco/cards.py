@@ -1,0 +1,183 @@
+"""A model card: what a run's model is, how it was made and what it scored, in Markdown.
+
+Written to be given away, it names no client and none of their discrepancies (see docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from feddisco.model_choice import Choice, choose_model
+from feddisco.models import describe_model, load_allowed_task
+from shared.problems import InvalidConfiguration
+from shared.schemas import Role, RoundView, RunView
+from shared.texts import escape_controls
+
+if TYPE_CHECKING:
+    from feddisco.admin import AdminClient
+    from shared.model_files import ModelFacts
+    from shared.tasks.base import Task
+
+__all__ = ["fetch_card", "write_card", "write_text"]
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+_BULLET = re.compile(r"^-")
+_NUMBER = re.compile(r"^(\d+)([.)])(?=\s|$)")
+_PIPELINES = {
+    "images": "image-classification",
+    "texts": "text-classification",
+    "table": "tabular-classification",
+}
+
+
+def fetch_card(
+    client: AdminClient,
+    run: str,
+    round: str | None = None,
+    metric: str | None = None,
+    allow: Sequence[str] = (),
+) -> str:
+    """The card of the model that :func:`feddisco.models.fetch_model` with the same arguments would give."""
+    view, rounds = client.run(run), client.rounds(run)
+    choice = choose_model(view, rounds, round, metric)
+    try:
+        task = load_allowed_task(view.config.task, view.config.task_options, view.classes, allow)
+    except InvalidConfiguration:
+        task = None
+    return write_card(view, rounds, choice, task)
+
+
+def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, task: Task | None) -> str:
+    """Everything in it is from the coordinator's rows; ``task`` adds the preprocessing."""
+    facts = describe_model(view, choice, task)
+    parts = [
+        _front(facts, task),
+        f"# {write_text(view.run)}\n",
+        _summary(view, facts, choice),
+        _use(view),
+        _classes(facts),
+        _preprocessing(facts),
+        _scores(view, facts),
+        _training(view),
+        _weights(rounds, choice),
+        _limits(view, facts),
+        _origin(view, facts),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def write_text(value: object) -> str:
+    """Foreign text as text: no markup, no line of its own."""
+    line = " ".join(escape_controls(str(value)).split())
+    escaped = _SPECIAL.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    return _NUMBER.sub(r"\1\\\2", _BULLET.sub(r"\\-", escaped))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(map(write_text, row)) + " |" for row in rows)]) + "\n"
+
+
+def _front(facts: ModelFacts, task: Task | None) -> str:
+    kind = _PIPELINES.get(str(facts.preprocessing.get("kind")), "")
+    if task is not None and task.outputs != len(facts.classes):
+        kind = "tabular-regression"
+    pipeline = f"pipeline_tag: {kind}\n" if kind else ""
+    return f"---\nlibrary_name: pytorch\ntags: [federated-learning, feddisco]\n{pipeline}---\n"
+
+
+def _summary(view: RunView, facts: ModelFacts, choice: Choice) -> str:
+    trainers = [one for one in view.enrolments if one.role is Role.TRAINER and one.examples]
+    examples = sum(one.examples for one in trainers)
+    return (
+        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {len(trainers)} "
+        f"clients with {examples} examples trained it together by FedDisco; no example left its site. "
+        f"This is {write_text(choice.sentence)}.\n"
+    )
+
+
+def _use(view: RunView) -> str:
+    file = f"{view.run}.safetensors"
+    return (
+        "## Use\n\n```console\n"
+        f"feddisco predict {file} FILE...\n```\n\n```python\nimport feddisco\n\n"
+        f'model, transform, classes = feddisco.load("{file}")\n```\n'
+    )
+
+
+def _classes(facts: ModelFacts) -> str:
+    return "## Classes\n\n" + "".join(f"{i}. {write_text(name)}\n" for i, name in enumerate(facts.classes))
+
+
+def _preprocessing(facts: ModelFacts) -> str:
+    if not facts.preprocessing:
+        return ""
+    rows = [(name, value) for name, value in facts.preprocessing.items() if value is not None]
+    return "## Preprocessing\n\n" + _table(("what", "how"), rows)
+
+
+def _scores(view: RunView, facts: ModelFacts) -> str:
+    if not facts.scores:
+        return "## Scores\n\nNo evaluator has scored this model.\n"
+    rows: list[tuple[str, str]] = [(name, f"{value:.4f}") for name, value in facts.scores.items()]
+    rows += [(f"accuracy: {name}", f"{value:.4f}") for name, value in facts.per_category.items()]
+    evaluators = sum(one.role is Role.EVALUATOR for one in view.enrolments)
+    by = "one evaluator" if evaluators == 1 else f"{evaluators} evaluators, weighted by their examples"
+    return f"## Scores\n\nOn {facts.test_examples} test examples of {by}.\n\n" + _table(
+        ("score", "value"), rows
+    )
+
+
+def _training(view: RunView) -> str:
+    config = view.config
+    local = config.local.model_dump(exclude_none=True)
+    weighting = config.weighting.model_dump(exclude_none=True)
+    rows: list[tuple[str, Any]] = [
+        ("rounds", f"{view.completed_rounds} of {view.rounds}"),
+        ("clients a round", config.clients_per_round or "all"),
+        ("algorithm", _said(config.algorithm.name, config.algorithm.parameters)),
+        ("weighting", _said(weighting.pop("kind"), weighting)),
+        ("local training", _said("", local)),
+        ("model", config.model or "the task's own"),
+        ("seed", config.seed),
+        ("begun", f"{view.created_at:%Y-%m-%d}"),
+        ("ended", f"{view.finished_at:%Y-%m-%d}" if view.finished_at else "not yet"),
+    ]
+    return "## Training\n\n" + _table(("what", "how"), rows)
+
+
+def _said(name: str, options: dict[str, Any]) -> str:
+    return ", ".join([*([name] if name else []), *(f"{key} {value}" for key, value in options.items())])
+
+
+def _weights(rounds: Sequence[RoundView], choice: Choice) -> str:
+    """From the ledger of the round that made the model."""
+    rows = next((one.ledger for one in rounds if one.round == choice.number and one.scored_model), ())
+    if not rows:
+        return ""
+    cells = list(_ledger(rows))
+    return f"## Weights of round {choice.number}\n\n" + _table(
+        ("client", "examples", "weight", "by size alone", "why"), cells
+    )
+
+
+def _ledger(rows: Iterable[Any]) -> Iterator[tuple[object, ...]]:
+    for row in rows:
+        weights = ["" if value is None else f"{value:.4f}" for value in (row.weight, row.size_weight)]
+        why = row.reason or ("in" if row.included else row.status.value)
+        yield row.index + 1, row.examples, *weights, why
+
+
+def _limits(view: RunView, facts: ModelFacts) -> str:
+    licence = f" Licence of the data: {write_text(facts.data_licence)}." if facts.data_licence else ""
+    return (
+        "## Limits\n\nThe scores are those of the evaluators' own test examples; for other data they say "
+        f"nothing. Probabilities are not calibrated unless a score above says so.{licence}\n"
+    )
+
+
+def _origin(view: RunView, facts: ModelFacts) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in facts.made_with.items())
+    return f"## Origin\n\nTensors: SHA-256 `{facts.model_digest}`. Written by {write_text(versions)}.\n"
