@@ -21,6 +21,7 @@ from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
 from server.runs.assignments import Assignments
+from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
 from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
@@ -56,10 +57,12 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     blobs = BlobStore(settings.data_folder / "blobs")
     hub, telemetry, integrity = Hub(), Telemetry(), BlobIntegrity()
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
+    faults = BlobFaults(store, blobs, integrity, clock)
     runner = Runner(
         store=store,
         blobs=blobs,
         integrity=integrity,
+        faults=faults,
         hub=hub,
         threads=threads,
         telemetry=telemetry,
@@ -75,12 +78,19 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
     )
+    telemetry.watch(
+        "feddisco_delayed_aggregations",
+        "Rounds whose aggregation met a fault of disk or database and is tried again",
+        lambda: runner.delayed,
+    )
     telemetry.watch("feddisco_event_streams", "Event streams that are open", lambda: hub.open_streams)
     return Coordinator(
         settings=settings,
         clock=clock,
         store=store,
         blobs=blobs,
+        integrity=integrity,
+        faults=faults,
         hub=hub,
         threads=threads,
         guard=Guard(
@@ -98,6 +108,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             store=store,
             blobs=blobs,
             integrity=integrity,
+            faults=faults,
             runner=runner,
             telemetry=telemetry,
             max_bytes=settings.max_update_bytes,
@@ -170,6 +181,7 @@ def prepare(coordinator: Coordinator) -> None:
     for token in coordinator.settings.join_tokens:
         coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
     coordinator.timekeeper.start()
+    coordinator.faults.load()
 
 
 @asynccontextmanager

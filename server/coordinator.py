@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from server.background import Background
 from server.blobs import BlobStore
 from server.blobs.cache import BlobCache
+from server.blobs.integrity import BlobIntegrity
 from server.clock import Clock
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.runs.assignments import Assignments
+from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
 from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
@@ -39,6 +41,8 @@ class Coordinator:
     # what it keeps
     store: Store
     blobs: BlobStore
+    integrity: BlobIntegrity
+    faults: BlobFaults
     blob_cache: BlobCache = field(default_factory=BlobCache)
     # what it does with a run
     runner: Runner

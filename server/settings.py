@@ -86,6 +86,12 @@ class Settings(BaseSettings):
     collect_after_seconds: float = Field(
         86400.0, ge=60, description="Age in seconds at which a file that no run refers to is deleted."
     )
+    lost_update_seconds: float = Field(
+        3600.0,
+        ge=0,
+        description="How long in seconds a round waits for an update whose stored file is missing or damaged "
+        "to be sent again or restored, before it goes on without it.",
+    )
     hold_aggregation_seconds: float = Field(
         0.0, ge=0, le=600, description="For drills: seconds to wait between an aggregation and its commit."
     )

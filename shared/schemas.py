@@ -448,6 +448,7 @@ class Train(View):
     relative_size: float = Field(description="omega_k = N n_k over all enrolled trainers (mean 1)")
     deadline_at: dt.datetime
     last_aggregated_round: int = Field(0, description="newest round that took this client's update; 0: none")
+    again: bool = Field(False, description="the coordinator has lost the update: it is to be sent once more")
 
 
 class Evaluate(View):
@@ -514,6 +515,6 @@ class ProgressAnswer(View):
 
 
 class Health(View):
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok", "degraded", "unavailable"]
     version: str
     checks: dict[str, str] = Field(default_factory=dict)

@@ -16,7 +16,7 @@ from server.api.uploads import UPLOAD_BODY, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
 from server.web.ranges import choose_range
-from shared.problems import DigestMismatch, Forbidden
+from shared.problems import DigestMismatch, Forbidden, StorageUnavailable
 from shared.wire.digests import format_content_digest
 
 router = APIRouter(tags=["blobs"])
@@ -73,7 +73,9 @@ async def _find(coordinator: Coordinator, digest: str, client: str | None) -> tu
     blob = coordinator.blob_cache.get(digest) if granted else None
     if blob is not None:
         return blob, len(blob)
-    found, size = await coordinator.threads.run(_open, coordinator, digest, None if granted else client)
+    # read whole at first, which takes a while if it is large
+    run = coordinator.threads.run if coordinator.integrity.has_seen(digest) else coordinator.threads.run_long
+    found, size = await run(_open, coordinator, digest, None if granted else client)
     if isinstance(found, bytes):
         coordinator.blob_cache[digest] = found
     return found, size
@@ -85,12 +87,23 @@ def _open(coordinator: Coordinator, digest: str, ask_for: str | None) -> tuple[b
             f"client {ask_for!r} may not read blob {digest}, or there is none",
             hint="A client reads the models and the broadcast state of the runs in which it is enrolled.",
         )
-    file = coordinator.blobs.open(digest)
+    file = _open_intact(coordinator, digest)
     size = os.fstat(file.fileno()).st_size
     if size > BLOB_BYTES:
         return file, size
     with file:
         return file.read(), size
+
+
+def _open_intact(coordinator: Coordinator, digest: str) -> BinaryIO:
+    """The file, which this process has read and compared once since its last change."""
+    if coordinator.blobs.exists(digest) or coordinator.store.is_recorded(digest):
+        fault = coordinator.faults.find(digest)
+        if fault is not None:
+            raise StorageUnavailable(
+                f"the stored file {digest} {fault}", hint="Try again when the operator has restored it."
+            )
+    return coordinator.blobs.open(digest)
 
 
 def _has_already(request: Request, digest: str) -> bool:
@@ -131,3 +144,4 @@ def _keep(coordinator: Coordinator, incoming: Incoming) -> None:
         coordinator.blobs.keep(incoming)
     finally:
         coordinator.blobs.discard(incoming)
+    coordinator.faults.mend(incoming.digest)

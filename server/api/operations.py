@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -10,7 +11,7 @@ from fastapi.responses import JSONResponse
 from server.api.dependencies import Coordinator, Viewer
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
-from shared.problems import Problem
+from shared.problems import Problem, StorageUnavailable
 from shared.schemas import Health
 from shared.versions import VERSION
 
@@ -27,9 +28,12 @@ async def healthz() -> Health:
 async def readyz(coordinator: Coordinator) -> Response:
     """Whether the database answers, its schema fits this program, blobs can be written, and all tasks run."""
     checks = await coordinator.threads.run(_run_checks, coordinator)
-    ready = all(word == "ok" for word in checks.values())
-    health = Health(status="ok" if ready else "unavailable", version=VERSION, checks=checks)
-    return JSONResponse(health.model_dump(mode="json"), 200 if ready else 503)
+    is_ready = all(word == "ok" for word in checks.values())
+    checks |= await coordinator.threads.run(_run_warnings, coordinator)
+    is_well = all(word == "ok" for word in checks.values())
+    status: Any = "ok" if is_well else "degraded" if is_ready else "unavailable"
+    health = Health(status=status, version=VERSION, checks=checks)
+    return JSONResponse(health.model_dump(mode="json"), 200 if is_ready else 503)
 
 
 def _run_checks(coordinator: Coordinator) -> dict[str, str]:
@@ -40,6 +44,23 @@ def _run_checks(coordinator: Coordinator) -> dict[str, str]:
         "background": coordinator.background.check,
     }
     return {name: _summarise(check) for name, check in checks.items()}
+
+
+def _run_warnings(coordinator: Coordinator) -> dict[str, str]:
+    """What somebody has to look at, while clients can be served: with their help some of it mends itself."""
+    return {
+        "files": _summarise(
+            lambda: _warn(len(coordinator.store.faulty_blobs()), "stored file", "missing or damaged")
+        ),
+        "aggregation": _summarise(
+            lambda: _warn(coordinator.runner.delayed, "round", "waiting to be aggregated")
+        ),
+    }
+
+
+def _warn(number: int, noun: str, what: str) -> None:
+    if number:
+        raise StorageUnavailable(f"{number} {noun}{' is' if number == 1 else 's are'} {what}")
 
 
 def _summarise(check: Callable[[], object]) -> str:

@@ -1,4 +1,4 @@
-"""Whether stored updates are still the bytes that were received, without reading them twice for nothing."""
+"""Whether stored files are still the bytes of their digest, without reading them twice for nothing."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from pathlib import Path
 
 from cachetools import LRUCache
 
-from shared.problems import StorageUnavailable
 from shared.wire.digests import digest_of
 
-__all__ = ["BlobIntegrity"]
+__all__ = ["DAMAGED", "MISSING", "BlobIntegrity"]
 
 REMEMBERED = 10_000
+LOCKS = 16
+MISSING = "is missing"
+DAMAGED = "is damaged: its bytes have another SHA-256"
 
 
 class BlobIntegrity:
     """Remembers files that this process has hashed itself; any later change shows in what ``stat`` says.
 
     A file that was not seen by this process (another one took it, or this one was restarted) is hashed.
-    Used from several threads.
+    A disk that returns other bytes without a change of the file is not noticed here: the scrub reads all
+    again. Used from several threads.
     """
 
     def __init__(self) -> None:
         self._seen: LRUCache[str, tuple[int, int, int]] = LRUCache(REMEMBERED)
         self._lock = threading.Lock()
+        self._reading = [threading.Lock() for _ in range(LOCKS)]
 
     def remember(self, path: Path, digest: str) -> None:
         """The file's bytes have just been hashed, with this result."""
@@ -33,21 +37,31 @@ class BlobIntegrity:
         with self._lock:
             self._seen[digest] = identity
 
-    def fault(self, path: Path, digest: str) -> str | None:
-        """What is wrong with the file, None if nothing. StorageUnavailable if the disk does not say."""
-        try:
-            with self._lock:
-                seen = self._seen.get(digest)
-            if seen == _identity(path):
-                return None
-            if digest_of(path) != digest:
-                return "is damaged: its bytes have another SHA-256"
-            self.remember(path, digest)
-        except OSError as error:  # missing, too: what was accepted is not given up while it may come back
-            raise StorageUnavailable(
-                f"{path} cannot be read: {error.strerror}",
-                hint="Check the disk, and that all coordinators share the data folder; the round waits.",
-            ) from error
+    def has_seen(self, digest: str) -> bool:
+        """Whether this process has hashed a file of this digest, which may have changed since."""
+        with self._lock:
+            return digest in self._seen
+
+    def is_remembered(self, path: Path, digest: str) -> bool:
+        """Whether the file need not be read again to know that it is intact. OSError if it is not there."""
+        with self._lock:
+            seen = self._seen.get(digest)
+        return seen == _identity(path)
+
+    def find_fault(self, path: Path, digest: str, *, read: bool = False) -> str | None:
+        """What is wrong with the file, None if nothing. ``read``: whether or not it is remembered."""
+        # those who ask for the same new file at the same moment wait for the first, who reads it
+        with self._reading[int(digest[:2], 16) % LOCKS]:
+            try:
+                if not read and self.is_remembered(path, digest):
+                    return None
+                if digest_of(path) != digest:
+                    return DAMAGED
+                self.remember(path, digest)
+            except FileNotFoundError:
+                return MISSING
+            except OSError as error:
+                return f"cannot be read: {error.strerror}"
         return None
 
 

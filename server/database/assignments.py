@@ -11,7 +11,7 @@ from server.database.configs import Configs
 from server.database.rounds import newest_model
 from server.database.session import Reading
 from server.database.step.load import load
-from server.database.tables import clients, enrolments, evaluations, participants, rounds, runs
+from server.database.tables import blobs, clients, enrolments, evaluations, participants, rounds, runs
 from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.schemas import (
     Assignment,
@@ -42,6 +42,11 @@ _LAST_AGGREGATED = (
     )
     .scalar_subquery()
 )
+_IS_LOST = (
+    sa.select(blobs.c.digest)
+    .where(blobs.c.digest == participants.c.update, blobs.c.fault.is_not(None))
+    .exists()
+)
 _TRAIN = (
     sa.select(
         participants.c.run,
@@ -53,6 +58,7 @@ _TRAIN = (
         rounds.c.start_broadcast.label("broadcast"),
         rounds.c.deadline_at,
         _LAST_AGGREGATED.label("last_aggregated_round"),
+        _IS_LOST.label("again"),
     )
     .join(
         rounds,
@@ -64,8 +70,18 @@ _TRAIN = (
     )
     .where(
         participants.c.client == _CLIENT,
-        participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
-        rounds.c.status == RoundStatus.COLLECTING,
+        sa.or_(
+            sa.and_(
+                participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
+                rounds.c.status == RoundStatus.COLLECTING,
+            ),
+            sa.and_(
+                sa.bindparam("lost_too", type_=sa.Boolean),
+                participants.c.status == ParticipantStatus.UPLOADED,
+                rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
+                _IS_LOST,
+            ),
+        ),
     )
     .order_by(rounds.c.opened_at, participants.c.run)
     .limit(1)
@@ -98,14 +114,18 @@ _OPEN_TO = (
 )
 
 
-def next_assignment(connection: Reading, client: str, configs: Configs) -> Assignment | None:
+def next_assignment(
+    connection: Reading, client: str, configs: Configs, *, lost_too: bool = True
+) -> Assignment | None:
     """The client's next assignment over all runs.
+
+    ``lost_too``: also to send again an update whose stored file is missing or damaged.
 
     In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
     ended. Within each, the oldest run first.
     """
     parameters = {"of_client": client}
-    if (row := connection.select(_TRAIN, parameters).one_or_none()) is not None:
+    if (row := connection.select(_TRAIN, parameters | {"lost_too": lost_too}).one_or_none()) is not None:
         return Train(**row._mapping)
     enrolled = connection.select(_ENROLMENTS, parameters).all()
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)

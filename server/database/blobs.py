@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from server.database.events import add_events
 from server.database.session import Reading, Writing
 from server.database.tables import blobs, enrolments, participants, rounds, runs
-from shared.schemas import EnrolmentStatus, RoundStatus
+from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus
 
-__all__ = ["add_blobs", "is_readable", "list_referenced"]
+__all__ = [
+    "WantedUpdate",
+    "add_blobs",
+    "is_readable",
+    "is_recorded",
+    "list_faulty",
+    "list_referenced",
+    "note_fault",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedUpdate:
+    """An accepted update that an open round waits to aggregate."""
+
+    run: str
+    round: int
+    attempt: int
+    client: str
 
 
 def add_blobs(connection: Writing, sizes: Mapping[str, int], now: dt.datetime) -> None:
@@ -86,3 +106,52 @@ def is_readable(connection: Reading, client: str, digest: str) -> bool:
     """
     parameters = {"of_client": client, "of_digest": digest}
     return connection.select(sa.select(_READABLE).limit(1), parameters).first() is not None
+
+
+# -------------------------------------------------------------------- faults
+
+_WANTED = (
+    sa.select(participants.c.run, participants.c.round, participants.c.attempt, participants.c.client)
+    .select_from(participants.join(rounds))
+    .where(
+        participants.c.update == sa.bindparam("of_digest", type_=sa.String),
+        participants.c.status == ParticipantStatus.UPLOADED,
+        rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
+    )
+    .order_by(participants.c.run, participants.c.client)
+)
+
+
+def is_recorded(connection: Reading, digest: str) -> bool:
+    """Whether a file of this digest was ever stored for a run, and not collected since."""
+    return connection.select(sa.select(blobs.c.digest).where(blobs.c.digest == digest)).first() is not None
+
+
+def list_faulty(connection: Reading) -> list[str]:
+    """Digests of the files that are missing or damaged, as far as that is known."""
+    return list(connection.select(sa.select(blobs.c.digest).where(blobs.c.fault.is_not(None))).scalars())
+
+
+def note_fault(connection: Writing, digest: str, fault: str | None, now: dt.datetime) -> list[WantedUpdate]:
+    """What is wrong with a file, None: it is intact. If that is news: the updates of open rounds that it is.
+
+    Each of them gets an event.
+    """
+    changed = blobs.c.fault.is_not(None) if fault is None else blobs.c.fault.is_(None)
+    noted = blobs.update().where(blobs.c.digest == digest, changed).values(fault=fault)
+    if connection.execute(noted).rowcount != 1:
+        return []
+    wanted = [WantedUpdate(*row) for row in connection.select(_WANTED, {"of_digest": digest})]
+    more = {"update": digest} | ({} if fault is None else {"reason": fault})
+    rows = [
+        {
+            "kind": "update_restored" if fault is None else "update_lost",
+            "run": update.run,
+            "round": update.round,
+            "client": update.client,
+            "detail": {"attempt": update.attempt, **more},
+        }
+        for update in wanted
+    ]
+    add_events(connection, rows, actor="coordinator", now=now)
+    return wanted

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from server.database.session import Reading
 from server.database.tables import blobs, clients, enrolments, evaluations, events, participants, rounds, runs
+from shared.schemas import RoundStatus
 
 __all__ = ["count_rows"]
 
@@ -19,10 +20,12 @@ def count_rows(connection: Reading) -> dict[str, dict[str, int]]:
     revoked = sa.func.count(clients.c.revoked_at)
     total, gone = connection.select(sa.select(sa.func.count(), revoked).select_from(clients)).one()
     found["clients"] = {"registered": total - gone, "revoked": gone}
-    number, size = connection.select(
-        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(blobs.c.bytes), 0)).select_from(blobs)
-    ).one()
-    found["blobs"] = {"number": number, "bytes": int(size)}
+    size, faulty = sa.func.coalesce(sa.func.sum(blobs.c.bytes), 0), sa.func.count(blobs.c.fault)
+    numbers = connection.select(sa.select(sa.func.count(), size, faulty).select_from(blobs)).one()
+    found["blobs"] = dict(zip(("number", "bytes", "faulty"), map(int, numbers), strict=True))
+    delayed = sa.and_(rounds.c.status == RoundStatus.AGGREGATING, rounds.c.reason.is_not(None))
+    statement = sa.select(sa.func.count()).select_from(rounds).where(delayed)
+    found["rounds"]["delayed"] = connection.select(statement).scalar_one()
     for table in (evaluations, events):
         statement = sa.select(sa.func.count()).select_from(table)
         found[table.name] = {"number": connection.select(statement).scalar_one()}

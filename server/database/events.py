@@ -36,6 +36,8 @@ KINDS: Final[frozenset[str]] = frozenset(
         "evaluation_received",
         "update_refused",  # an upload that came too late, twice or uninvited
         "update_invalid",  # an upload whose bytes or headers are wrong
+        "update_lost",  # an accepted update whose stored file is missing or damaged
+        "update_restored",
     )
 )
 """Every kind of event: those of transitions and the others. ``docs/events.md`` describes each."""

@@ -30,6 +30,7 @@ from server.database import (
     runs,
 )
 from server.database.aggregations import AggregationInput, OpenAggregation
+from server.database.blobs import WantedUpdate
 from server.database.configs import Configs
 from server.database.group_commit import GroupCommit
 from server.database.join_tokens import JoinTokenRow
@@ -246,9 +247,9 @@ class Store:
 
     # ---------------------------------------------------------------- what a client is asked
 
-    def work_for(self, client: str) -> Assignment | None:
-        """The next assignment."""
-        return self._read(assignments.next_assignment, client, self._configs)
+    def work_for(self, client: str, *, lost_too: bool = True) -> Assignment | None:
+        """The next assignment. ``lost_too``: also to send again an update that was lost here."""
+        return self._read(assignments.next_assignment, client, self._configs, lost_too=lost_too)
 
     def waiting_for(self, client: str, now: dt.datetime) -> str:
         """Where there is no assignment: a sentence that says what the client waits for."""
@@ -345,6 +346,18 @@ class Store:
     def referenced_blobs(self) -> set[str]:
         """Every blob that a row names."""
         return self._read(blobs.list_referenced)
+
+    def is_recorded(self, digest: str) -> bool:
+        """Whether a file of this digest was stored for a run, and not collected since."""
+        return self._read(blobs.is_recorded, digest)
+
+    def faulty_blobs(self) -> list[str]:
+        """Digests of the files that are known to be missing or damaged."""
+        return self._read(blobs.list_faulty)
+
+    def note_blob_fault(self, digest: str, fault: str | None, now: dt.datetime) -> list[WantedUpdate]:
+        """What is wrong with a file (None: nothing). If that is news: updates of open rounds that it is."""
+        return self._writer.write(lambda connection: blobs.note_fault(connection, digest, fault, now))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""

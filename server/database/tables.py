@@ -254,6 +254,8 @@ blobs = sa.Table(
     _column("digest", Sha256, primary_key=True),
     _column("bytes", sa.BigInteger),
     _column("created_at", UtcDateTime),
+    _column("checked_at", UtcDateTime, null=True, comment="when the file was last read whole and compared"),
+    _column("fault", Words, null=True, comment="what is wrong with the file; null: nothing that is known"),
 )
 
 installation = sa.Table(

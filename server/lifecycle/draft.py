@@ -89,6 +89,9 @@ class Draft:
     def move_deadline(self, deadline: dt.datetime) -> None:
         self.run = replace(self.run, round=replace(self.round, deadline_at=deadline))
 
+    def delay_round(self, reason: str) -> None:
+        self.run = replace(self.run, round=replace(self.round, reason=reason))
+
     def complete_round(self) -> None:
         self.move_round(RoundStatus.COMPLETED)
         self.run = replace(self.run, completed_rounds=self.round.number)

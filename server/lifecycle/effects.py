@@ -27,6 +27,7 @@ Kind = Literal[
     "round_completed",
     "round_abandoned",
     "round_without_weight",  # no update had weight; the old model is kept
+    "aggregation_delayed",
     "aggregation_failed",
     "assignment_taken",
     "update_received",

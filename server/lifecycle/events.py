@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shared.schemas import Role
 
 __all__ = [
+    "AggregationDelayed",
     "AggregationFailed",
     "AggregationFinished",
     "AssignmentTaken",
@@ -135,6 +136,15 @@ class AggregationFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class AggregationDelayed:
+    """Nothing is wrong with the round, but something that its aggregation needs is not there yet."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFailed:
     round: int
     attempt: int
@@ -157,5 +167,6 @@ Event = (
     | TimePassed
     | CoordinatorReturned
     | AggregationFinished
+    | AggregationDelayed
     | AggregationFailed
 )

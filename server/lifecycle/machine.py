@@ -15,6 +15,7 @@ from server.lifecycle import enrolling
 from server.lifecycle.draft import Draft
 from server.lifecycle.effects import Effect
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
@@ -183,13 +184,22 @@ def _judge_updates(draft: Draft, event: AggregationFinished) -> None:
             draft.move_participant(participant, ParticipantStatus.AGGREGATED)
 
 
+def _aggregation_delayed(draft: Draft, event: AggregationDelayed) -> None:
+    _require_aggregating(draft, event)
+    if draft.round.reason != event.reason:  # it is tried again and again
+        draft.delay_round(event.reason)
+        draft.record_round("aggregation_delayed", reason=event.reason)
+
+
 def _aggregation_failed(draft: Draft, event: AggregationFailed) -> None:
     _require_aggregating(draft, event)
     draft.record_round("aggregation_failed", reason=event.reason)
     abandon(draft, f"the aggregation failed: {event.reason}")
 
 
-def _require_aggregating(draft: Draft, event: AggregationFinished | AggregationFailed) -> None:
+def _require_aggregating(
+    draft: Draft, event: AggregationFinished | AggregationDelayed | AggregationFailed
+) -> None:
     current = draft.run.round
     wanted = (event.round, event.attempt, RoundStatus.AGGREGATING)
     if current is None or (current.number, current.attempt, current.status) != wanted:
@@ -216,5 +226,6 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     TimePassed: _time_passed,
     CoordinatorReturned: _coordinator_returned,
     AggregationFinished: _aggregation_finished,
+    AggregationDelayed: _aggregation_delayed,
     AggregationFailed: _aggregation_failed,
 }

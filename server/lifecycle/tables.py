@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
@@ -77,6 +78,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     TimePassed: _ALWAYS,
     CoordinatorReturned: _ALWAYS,  # moves a deadline, and no status
     AggregationFinished: _AT_WORK,
+    AggregationDelayed: _AT_WORK,  # moves no status
     AggregationFailed: _AT_WORK,
 }
 

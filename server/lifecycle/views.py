@@ -82,10 +82,10 @@ def waiting_for(run: Run, now: dt.datetime, *, reader: str | None = None) -> str
     if run.status is RunStatus.RUNNING:
         if run.round is None or waits_for_clients(run):
             return _clients(run, tell)
-        return _open_round(run.round, now, tell)
+        return _open_round(run.round, now, reader, tell)
     reason = run.reason if reader is None else reason_for_clients(run.reason)
     if run.status is RunStatus.PAUSED:
-        return _paused(run, reason, now, tell)
+        return _paused(run, reason, now, reader, tell)
     return f"{run.status}: {reason}" if reason else f"nothing, the run is {run.status}"
 
 
@@ -124,11 +124,15 @@ def _enrolling(run: Run, tell: Tell) -> str:
     return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
 
 
-def _open_round(current: Round, now: dt.datetime, tell: Tell) -> str:
+def _open_round(current: Round, now: dt.datetime, reader: str | None, tell: Tell) -> str:
     prefix = f"round {current.number}: "
     if current.status is RoundStatus.AGGREGATING:
         uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
-        return prefix + f"{_are(uploaded, 'update')} being aggregated"
+        text = prefix + f"{_are(uploaded, 'update')} being aggregated"
+        if current.reason is None:
+            return text
+        # the reason may name clients, and says what is wrong at the coordinator
+        return f"{text}, which is delayed" if reader is not None else f"{text}; delayed: {current.reason}"
     names = tell([p.client for p in unfinished_participants(current)])
     return prefix + f"waiting for {names} until {_clock(current.deadline_at, now)}"
 
@@ -142,10 +146,10 @@ def _clients(run: Run, tell: Tell) -> str:
     return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
 
 
-def _paused(run: Run, reason: str | None, now: dt.datetime, tell: Tell) -> str:
+def _paused(run: Run, reason: str | None, now: dt.datetime, reader: str | None, tell: Tell) -> str:
     text = f"paused: {reason}" if reason else "paused until it is resumed"
     if run.round and run.round.status.is_open:
-        text += f"; {_open_round(run.round, now, tell)}"
+        text += f"; {_open_round(run.round, now, reader, tell)}"
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import datetime as dt
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,24 +15,29 @@ from server.database.step.facts import AggregationFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
+from server.runs.blob_faults import BlobFaults
 from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
 from shared.algorithms.base import UpdateInfo
+from shared.problems import IllegalTransition, StorageUnavailable
 from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
 
 __all__ = ["Aggregation", "close_stored"]
 
-log = logging.getLogger("feddisco.rounds")
-
 
 @dataclass(frozen=True)
 class Aggregation:
-    """``hold``: seconds to wait before the result is handed back, a drill for operators."""
+    """``patience``: seconds after which the round goes on without an update whose stored file is at fault.
+
+    ``hold``: seconds to wait before the result is handed back, a drill for operators.
+    """
 
     store: Store
     blobs: BlobStore
     integrity: BlobIntegrity
+    faults: BlobFaults
     telemetry: Telemetry
+    patience: float
     hold: float
 
     def compute(self, run: str, number: int, attempt: int) -> tuple[AggregationFinished, AggregationFacts]:
@@ -44,7 +49,8 @@ class Aggregation:
         """
         started = time.perf_counter()
         given = self.store.aggregation_input(run, number, attempt)
-        intact, broken = self._separate_damaged(given.updates)
+        self._check_start(given)
+        intact, lost = self._separate_lost(given)
         with self.blobs.workspace() as folder:
             result = close_stored(given, intact, self.blobs.path, folder)
             facts = self._facts(result)
@@ -52,20 +58,55 @@ class Aggregation:
         self.telemetry.set_ledger(run, _named(intact, result.rows))
         if self.hold:
             time.sleep(self.hold)
-        excluded = {**broken, **_excluded(intact, result.rows)}
+        excluded = {**lost, **_excluded(intact, result.rows)}
         event = AggregationFinished(number, attempt, tuple(excluded.items()), result.weightless)
         return event, facts
 
-    def _separate_damaged(self, updates: Sequence[Update]) -> tuple[list[Update], dict[str, str]]:
-        """Updates whose stored bytes are still what the client sent, and the others with the reason."""
-        intact, broken = [], {}
-        for update in updates:
-            if fault := self.integrity.fault(self.blobs.path(update.digest), update.digest):
-                log.error("update %s of %s is lost: %s", update.digest, update.client, fault)
-                broken[update.client] = f"its stored update {fault}"
-            else:
-                intact.append(update)
-        return intact, broken
+    def _check_start(self, given: AggregationInput) -> None:
+        """Without what the round starts from there is no round: it waits, however long that takes."""
+        start = {
+            "model": given.start_model,
+            "broadcast state": given.start_broadcast,
+            "server state": given.start_private,
+        }
+        for what, digest in start.items():
+            if digest is not None and (fault := self.faults.find(digest)) is not None:
+                raise StorageUnavailable(
+                    f"the {what} that the round starts from, {digest}, {fault}",
+                    hint="Restore the file from a backup, or upload it: PUT /api/v1/blobs/{sha256}.",
+                )
+
+    def _separate_lost(self, given: AggregationInput) -> tuple[list[Update], dict[str, str]]:
+        """Updates whose stored bytes are still what the client sent, and the others with the reason.
+
+        Raises:
+            StorageUnavailable: an update is not there, and may still be sent again or restored.
+            IllegalTransition: without those that are lost the quorum is not met.
+        """
+        faults = {u.client: (u, fault) for u in given.updates if (fault := self.faults.find(u.digest))}
+        awaited = [self._describe_awaited(*found) for found in faults.values() if not self._is_lost(found[0])]
+        if awaited:
+            raise StorageUnavailable("; ".join(awaited))
+        intact = [update for update in given.updates if update.client not in faults]
+        lost = {client: f"its stored update {fault}" for client, (_, fault) in faults.items()}
+        if lost and len(intact) < given.config.updates_needed:
+            told = "; ".join(f"that of {client} {fault}" for client, (_, fault) in faults.items())
+            raise IllegalTransition(
+                f"{len(intact)} of {given.config.updates_needed} needed updates are left ({told})"
+            )
+        return intact, lost
+
+    def _is_lost(self, update: Update) -> bool:
+        seconds, _ = self.faults.since(update.digest)
+        return seconds >= self.patience
+
+    def _describe_awaited(self, update: Update, fault: str) -> str:
+        _, since = self.faults.since(update.digest)
+        until = since + dt.timedelta(seconds=self.patience)
+        return (
+            f"the stored update of {update.client} {fault}; {update.client} is asked to send it again, and "
+            f"the round goes on without it at {until:%H:%M} UTC"
+        )
 
     def _facts(self, result: RoundResult) -> AggregationFacts:
         """A round without weight made nothing and keeps the old model; its ledger says why."""
@@ -86,7 +127,9 @@ class Aggregation:
         sizes: dict[str, int] = {}
         for written in files:
             if written is not None and written.digest not in sizes:
-                sizes[self.blobs.adopt(written.path, written.digest)] = written.bytes
+                digest = self.blobs.adopt(written.path, written.digest)
+                self.integrity.remember(self.blobs.path(digest), digest)  # hashed while it was written
+                sizes[digest] = written.bytes
         return sizes
 
 

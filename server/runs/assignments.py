@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from server.clock import Clock
 from server.database.store import Store
 from server.lifecycle.events import AssignmentTaken, ClientSeen
 from server.runs.runner import Runner
@@ -16,6 +16,8 @@ from shared.schemas import Assignment, Train
 __all__ = ["Assignments"]
 
 TRIES = 5
+ASK_AGAIN_SECONDS = 60.0
+"""A client that does not send a lost update again is asked for it once in this time."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Assignments:
 
     store: Store
     runner: Runner
-    clock: Callable[[], dt.datetime]
+    clock: Clock
+    _asked_again: dict[str, float] = field(default_factory=dict)  # by client, when
 
     def take_next(self, client: str) -> Assignment | None:
         """The client's next assignment, or None. One to train is noted as taken before it is given.
@@ -32,8 +35,12 @@ class Assignments:
         The same assignment is given again until it is done, so that a worker that was killed loses nothing.
         """
         for _ in range(TRIES):
-            assignment = self.store.work_for(client)
+            silent = self.clock.monotonic() - self._asked_again.get(client, -math.inf)
+            assignment = self.store.work_for(client, lost_too=silent >= ASK_AGAIN_SECONDS)
             if not isinstance(assignment, Train):
+                return assignment
+            if assignment.again:  # its round is closed: nothing moves
+                self._asked_again[client] = self.clock.monotonic()
                 return assignment
             event = AssignmentTaken(client, assignment.round, assignment.attempt)
             try:

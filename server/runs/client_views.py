@@ -71,6 +71,7 @@ _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "round_completed": ("attempt", "aggregated", "participants", "model"),
     "round_abandoned": ("attempt",),
     "round_without_weight": ("attempt",),
+    "aggregation_delayed": ("attempt",),
     "aggregation_failed": ("attempt",),
 }
 """Events that concern a run as a whole, with the fields of their detail that name nobody and quote nobody."""

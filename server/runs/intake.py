@@ -17,6 +17,7 @@ from server.database.store import Store
 from server.lifecycle.events import FailureReported, UpdateReceived
 from server.lifecycle.machine import decide
 from server.monitoring.metrics import Telemetry
+from server.runs.blob_faults import BlobFaults
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
 from shared.problems import Conflict, InvalidRequest, NotFound, Problem, UpdateRefused
@@ -52,6 +53,7 @@ class Intake:
     store: Store
     blobs: BlobStore
     integrity: BlobIntegrity
+    faults: BlobFaults
     runner: Runner
     telemetry: Telemetry
     max_bytes: int
@@ -59,6 +61,8 @@ class Intake:
 
     def check(self, offer: Offer) -> Receipt | None:
         """Whether the update is wanted, before its body is read. The receipt if it was accepted before.
+
+        One that was accepted and whose stored file is missing or damaged is wanted once more.
 
         Raises:
             UpdateRefused: the round does not wait for it, or has another update of this client.
@@ -70,7 +74,7 @@ class Intake:
         except UpdateRefused:
             if (receipt := self._receipt_of_same(offer)) is None:
                 raise
-            return receipt
+            return None if self._is_lost(offer.digest) else receipt
         enrolled = state.enrolment(offer.client)
         if enrolled is not None and offer.report.examples != enrolled.examples:
             raise InvalidRequest(
@@ -88,6 +92,10 @@ class Intake:
         except NotFound:
             return None
         return receipt if (receipt.digest, receipt.attempt) == (offer.digest, offer.report.attempt) else None
+
+    def _is_lost(self, digest: str) -> bool:
+        """Whether the file of an accepted update is at fault, and was not collected on purpose."""
+        return self.store.is_recorded(digest) and self.faults.find(digest) is not None
 
     def limit_bytes(self, offer: Offer) -> int:
         """How large the body may be."""
@@ -124,7 +132,8 @@ class Intake:
             seconds=report.seconds,
         )
         decision = self.runner.commit(offer.run, offer.event, actor=offer.client, facts=facts, now=now)
-        if not decision.effects:  # the same update had come at the same time by another connection
+        if not decision.effects:  # accepted before: by another connection now, or long ago, and lost since
+            self.faults.mend(incoming.digest)
             return self.store.receipt(offer.run, offer.round, offer.client)
         self.telemetry.updates.inc()
         self.telemetry.received.inc(incoming.bytes)

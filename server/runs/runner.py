@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +24,22 @@ from server.clock import Clock
 from server.database.store import Store
 from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     Event,
     TimePassed,
 )
 from server.monitoring.metrics import Telemetry
+from server.runs.blob_faults import BlobFaults
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
-from shared.problems import Conflict, ServiceFault
+from shared.problems import Conflict, Problem, ServiceFault
 
 if TYPE_CHECKING:
     from server.database.aggregations import OpenAggregation
+    from server.database.blobs import WantedUpdate
     from server.database.step.facts import AggregationFacts, Facts
     from server.lifecycle.machine import Decision
 
@@ -61,6 +65,7 @@ class Runner:
         store: Store,
         blobs: BlobStore,
         integrity: BlobIntegrity,
+        faults: BlobFaults,
         hub: Hub,
         threads: Threads,
         telemetry: Telemetry,
@@ -70,6 +75,8 @@ class Runner:
         self._store = store
         self._blobs = blobs
         self._integrity = integrity
+        self._faults = faults
+        faults.listener = self._on_lost_updates
         self._hub = hub
         self._threads = threads
         self._telemetry = telemetry
@@ -158,6 +165,24 @@ class Runner:
             log.error("round %d of %s stays open: %s; tried again in %g s", key[1], key[0], error, delay)
             log.debug("the reason", exc_info=error)
 
+    @property
+    def delayed(self) -> int:
+        """How many rounds could not be aggregated when it was last tried, and are tried again."""
+        return len(self._retries)
+
+    def _on_lost_updates(self, updates: Sequence[WantedUpdate], is_mended: bool) -> None:
+        self._call_soon(self._handle_lost_updates, updates, is_mended)
+
+    def _handle_lost_updates(self, updates: Sequence[WantedUpdate], is_mended: bool) -> None:
+        """Who can send a lost update again is woken; a round that waited for it is tried at once."""
+        for update in updates:
+            self._hub.announce(update.run)
+            key = (update.run, update.round, update.attempt)
+            if not is_mended:
+                self._hub.wake([update.client])
+            elif key in self._retries:
+                self.schedule(*key)
+
     async def run(self, keep_time: Callable[[], None]) -> None:
         """Until cancelled: pick up what an earlier process left, then watch deadlines and aggregations.
 
@@ -224,20 +249,32 @@ class Runner:
             self.commit(run, event, actor=ACTOR, facts=facts)
         except Conflict as conflict:
             log.info("round %d of %s is settled already: %s", number, run, conflict.detail)
+        except ServiceFault as fault:
+            with suppress(Problem):  # the database may be what is at fault
+                self.commit(run, AggregationDelayed(number, attempt, fault.detail), actor=ACTOR)
+            raise
 
     def _compute_result(
         self, run: str, number: int, attempt: int
     ) -> tuple[AggregationFinished | AggregationFailed, AggregationFacts | None]:
         from server.runs.aggregation import Aggregation
 
-        hold = self._settings.hold_aggregation_seconds
         try:
-            work = Aggregation(self._store, self._blobs, self._integrity, self._telemetry, hold)
+            work = Aggregation(
+                store=self._store,
+                blobs=self._blobs,
+                integrity=self._integrity,
+                faults=self._faults,
+                telemetry=self._telemetry,
+                patience=self._settings.lost_update_seconds,
+                hold=self._settings.hold_aggregation_seconds,
+            )
             return work.compute(run, number, attempt)
         except ServiceFault:
             raise  # nothing is wrong with the round: it stays AGGREGATING, and the sweep finds it again
         except Exception as error:
-            log.exception("aggregation of round %d of %s failed", number, run)
+            trace = None if isinstance(error, Problem) else error  # a refusal of ours explains itself
+            log.error("aggregation of round %d of %s failed: %s", number, run, error, exc_info=trace)
             self._telemetry.aggregation_failures.inc()
             return AggregationFailed(number, attempt, str(error) or type(error).__name__), None
 

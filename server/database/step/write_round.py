@@ -69,8 +69,8 @@ def _update_round(change: Change, before: Round, after: Round) -> list[Statement
     statements: list[Statement] = []
     if before.status is not after.status:
         statements.append((_ROUND, key | _round_values(change, before, after)))
-    elif before.deadline_at != after.deadline_at:
-        statements.append((_ROUND, key | {"deadline_at": after.deadline_at}))
+    elif (before.deadline_at, before.reason) != (after.deadline_at, after.reason):
+        statements.append((_ROUND, key | {"deadline_at": after.deadline_at, "reason": after.reason}))
     statements += _update_participants(change, before, after, key)
     if isinstance(change.facts, AggregationFacts) and before.status is RoundStatus.AGGREGATING:
         rows = [key | _ledger_values(entry) for entry in change.facts.ledger]

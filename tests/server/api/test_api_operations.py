@@ -25,7 +25,9 @@ def test_health_and_readiness(at: Live) -> None:
     http = at.http()
     assert http.get(f"{at.url}/healthz").json() == {"status": "ok", "version": VERSION, "checks": {}}
     ready = http.get(f"{at.url}/readyz")
-    assert ready.json()["checks"] == dict.fromkeys(("database", "schema", "blobs", "background"), "ok")
+    assert ready.json()["checks"] == dict.fromkeys(
+        ("database", "schema", "blobs", "background", "files", "aggregation"), "ok"
+    )
     incoming = at.coordinator.blobs.folder / "incoming"
     incoming.rmdir()
     spoiled = http.get(f"{at.url}/readyz")

@@ -14,6 +14,7 @@ from server.database.events import KINDS
 from server.database.step.facts import AggregationFacts, FailureFacts
 from server.database.store import Store
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     ClientDeclined,
@@ -83,7 +84,11 @@ def run_into_trouble(store: Store) -> None:
     aggregate(run, run.invited(), weightless="no score is above zero")
     run.draw_again()
     run.deliver(*run.invited())
-    run.apply(AggregationFailed(2, 2, "disk full"), "coordinator")
+    update = store.round_view("troubled", 2, 2).ledger[0].update or ""
+    assert store.note_blob_fault(update, "is missing", run.now)
+    assert store.note_blob_fault(update, None, run.now)
+    run.apply(AggregationDelayed(2, 2, "disk full"), "coordinator")
+    run.apply(AggregationFailed(2, 2, "a mistake"), "coordinator")
     run.apply(ClientLeft(SITES[0].name, "enough"), SITES[0].name)
     run.apply(StopRequested("enough"), "admin")
 

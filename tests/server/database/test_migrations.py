@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from server.database.migrations import check_current, current, downgrade, head, is_current, migrating, upgrade
 from server.database.session import make_engine
 from server.database.store import Store
-from server.database.tables import clients, enrolments, events, installation, metadata, runs
+from server.database.tables import blobs, clients, enrolments, events, installation, metadata, runs
 from shared.problems import SchemaOutdated, StorageUnavailable
 from shared.schemas import EnrolmentStatus, Role, RunStatus
 
@@ -148,6 +148,24 @@ def test_a_database_of_schema_0003_gets_an_id_and_knows_when_it_was_last_used(
     assert store.note_alive(at) == at + dt.timedelta(hours=1)
     downgrade(empty_database_url, "0003")
     assert not sa.inspect(engine).has_table("installation")
+    engine.dispose()
+
+
+def test_a_blob_of_schema_0004_has_no_fault_and_was_never_checked(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0004")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        connection.execute(blobs.insert().values(digest="0" * 64, bytes=7, created_at=at))
+    upgrade(empty_database_url, "0005")
+    store = Store(engine)
+    assert (store.faulty_blobs(), store.counts()["blobs"]) == ([], {"number": 1, "bytes": 7, "faulty": 0})
+    assert store.note_blob_fault("0" * 64, "is missing", at) == []
+    assert store.faulty_blobs() == ["0" * 64]
+    downgrade(empty_database_url, "0004")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM blobs"))
+        assert (older.bytes, len(older)) == (7, 3)
     engine.dispose()
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from server.lifecycle.draft import Draft
 from server.lifecycle.effects import KINDS, Record, Wake
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
@@ -134,6 +135,7 @@ POSSIBLE: list[tuple[Event, str]] = [
     (TimePassed(), "ERPCS"),
     (CoordinatorReturned(dt.timedelta(hours=1)), "ERPCS"),
     (AggregationFinished(1, 1), "RP"),
+    (AggregationDelayed(1, 1, "x"), "RP"),
     (AggregationFailed(1, 1, "x"), "RP"),
 ]
 

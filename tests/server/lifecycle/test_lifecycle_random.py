@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server.lifecycle.effects import KINDS, Aggregate, Record, Wake
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
@@ -158,6 +159,10 @@ class AnyOrder(RuleBasedStateMachine):
     def aggregate(self, attempt: int, excluded: tuple[str, ...], weightless: bool) -> None:
         reasons = tuple((client, "no examples") for client in excluded)
         self.give(AggregationFinished(*self.aim(0, attempt), reasons, "all zero" if weightless else None))
+
+    @rule(reason=st.sampled_from(["disk full", "an update is missing"]))
+    def delay(self, reason: str) -> None:
+        self.give(AggregationDelayed(*self.aim(0, 0), reason))
 
     @precondition(lambda self: self.run.round is not None and self.run.round.status == "aggregating")
     @rule(well=st.booleans())

@@ -10,6 +10,7 @@ import pytest
 
 from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import (
+    AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
     ClientLeft,
@@ -22,6 +23,7 @@ from server.lifecycle.events import (
 )
 from server.lifecycle.machine import GRACE, Decision, decide
 from server.lifecycle.state import Run
+from server.lifecycle.views import waiting_for
 from shared.problems import (
     Conflict,
     IllegalTransition,
@@ -323,6 +325,24 @@ def test_a_round_without_weight_fails_visibly_and_counts_as_an_attempt() -> None
     assert attempt_of(again.run) == (1, 2, "collecting")
 
 
+def test_a_delayed_aggregation_says_why_until_it_succeeds() -> None:
+    run = aggregating("ab")
+    delayed = play(run, AggregationDelayed(1, 1, "the disk is full"))
+    assert kinds(delayed) == ["aggregation_delayed"]
+    assert (
+        waiting_for(delayed.run, NOW) == "round 1: 2 updates are being aggregated; delayed: the disk is full"
+    )
+    assert (
+        waiting_for(delayed.run, NOW, reader="a")
+        == "round 1: 2 updates are being aggregated, which is delayed"
+    )
+    assert decide(delayed.run, AggregationDelayed(1, 1, "the disk is full"), NOW).effects == ()
+    other = play(delayed.run, AggregationDelayed(1, 1, "an update is missing"))
+    assert current_round(other.run).reason == "an update is missing"
+    (done,) = play(other.run, AggregationFinished(1, 1)).ended
+    assert (done.status, done.reason) == ("completed", None)
+
+
 def test_a_failed_aggregation_is_drawn_anew_up_to_the_limit() -> None:
     decision = play(aggregating("ab", max_attempts=2), AggregationFailed(1, 1, "disk full"))
     assert kinds(decision) == ["aggregation_failed", "round_abandoned", "round_opened"]
@@ -332,7 +352,9 @@ def test_a_failed_aggregation_is_drawn_anew_up_to_the_limit() -> None:
     assert run.reason == "round 1 was abandoned in attempt 2: the aggregation failed: disk full"
 
 
-@pytest.mark.parametrize("event", [AggregationFinished(1, 1), AggregationFailed(1, 1, "x")])
+@pytest.mark.parametrize(
+    "event", [AggregationFinished(1, 1), AggregationDelayed(1, 1, "x"), AggregationFailed(1, 1, "x")]
+)
 @pytest.mark.parametrize(
     "run",
     [

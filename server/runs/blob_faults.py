@@ -1,0 +1,74 @@
+"""Stored files that are missing or damaged: found where they are needed, told, mended by storing again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Sequence
+
+from server.blobs import BlobStore
+from server.blobs.integrity import BlobIntegrity
+from server.clock import Clock
+from server.database.blobs import WantedUpdate
+from server.database.store import Store
+
+__all__ = ["BlobFaults"]
+
+Listener = Callable[[Sequence[WantedUpdate], bool], None]
+
+log = logging.getLogger("feddisco.blobs")
+
+
+def _ignore(updates: Sequence[WantedUpdate], is_mended: bool) -> None:
+    pass
+
+
+class BlobFaults:
+    """Knows since when which files are at fault. The database has the list, for pages and other processes.
+
+    ``listener`` is told of updates of open rounds: that they are lost (False), or mended (True). Methods
+    block on disk and database: call them on a thread.
+    """
+
+    def __init__(self, store: Store, blobs: BlobStore, integrity: BlobIntegrity, clock: Clock) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._integrity = integrity
+        self._clock = clock
+        self._since: dict[str, tuple[float, dt.datetime]] = {}
+        self.listener: Listener = _ignore
+
+    def load(self) -> None:
+        """What the database knows: since when, is not; the time begins anew with the process."""
+        for digest in self._store.faulty_blobs():
+            self._since[digest] = (self._clock.monotonic(), self._clock())
+
+    def find(self, digest: str, *, read: bool = False) -> str | None:
+        """What is wrong with the stored file, None if nothing; notes it if that is news.
+
+        ``read``: read the file whether or not this process has read it before.
+        """
+        fault = self._integrity.find_fault(self._blobs.path(digest), digest, read=read)
+        if fault is None and digest in self._since:
+            self.mend(digest)
+        if fault is not None and digest not in self._since:
+            log.error("the stored file %s %s", digest, fault)
+            self._note(digest, fault)
+            self._since[digest] = (self._clock.monotonic(), self._clock())
+        return fault
+
+    def mend(self, digest: str) -> None:
+        """The file has been stored again."""
+        log.info("the stored file %s is intact again", digest)
+        self._note(digest, None)
+        self._since.pop(digest, None)
+
+    def since(self, digest: str) -> tuple[float, dt.datetime]:
+        """Of a file at fault: for how many seconds this process has known, and from when on."""
+        then, at = self._since[digest]
+        return self._clock.monotonic() - then, at
+
+    def _note(self, digest: str, fault: str | None) -> None:
+        wanted = self._store.note_blob_fault(digest, fault, self._clock())
+        if wanted:
+            self.listener(wanted, fault is None)

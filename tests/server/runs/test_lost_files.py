@@ -1,0 +1,184 @@
+"""Stored files that are deleted, damaged or unreadable, before and after they are needed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.runs.assignments import ASK_AGAIN_SECONDS
+from tests.helpers.clocks import clock_by
+from tests.helpers.live_coordinator import (
+    Live,
+    ManualClient,
+    content_digest,
+    enrolled,
+    file_of,
+    live,
+    sha256,
+)
+
+FIRST, SECOND, MEAN = file_of(1.0), file_of(3.0), sha256(file_of(2.0))  # equally weighted
+Harm = Callable[[Path], object]
+
+
+def put_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARM: dict[str, Harm] = {
+    "is missing": Path.unlink,
+    "is damaged: its bytes have another SHA-256": lambda path: path.write_bytes(file_of(7.0)),
+    "cannot be read: Is a directory": put_folder,
+}
+
+
+def harmed_round(at: Live, harm: Harm) -> list[ManualClient]:
+    """Two updates are needed; the first is harmed on the disk, then the second arrives."""
+    at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
+    first, second = enrolled(at, (10, 10))
+    assert first.upload("demo", 1, FIRST).status_code == 200
+    harm(at.coordinator.blobs.path(sha256(FIRST)))
+    assert second.upload("demo", 1, SECOND).status_code == 200
+    at.wait_for(lambda: "delayed" in at.run()["waiting_for"])
+    return [first, second]
+
+
+def told(at: Live, kind: str) -> list[dict[str, object]]:
+    return [{"client": e["client"], **e["detail"]} for e in at.events() if e["kind"] == kind]
+
+
+@pytest.mark.parametrize("fault", ["is missing", "is damaged: its bytes have another SHA-256"])
+def test_c10_a_lost_update_is_told_and_sent_again(database_url: str, tmp_path: Path, fault: str) -> None:
+    """Case C10: a stored update deleted from the disk before the aggregation."""
+    with live(database_url, tmp_path / "data") as at:
+        first, second = harmed_round(at, HARM[fault])
+        sentence = f"delayed: the stored update of site-0 {fault}; site-0 is asked to send it again"
+        assert sentence in at.run()["waiting_for"]
+        assert sentence in httpx.get(f"{at.url}/runs/demo").text
+        assert "site-0" not in second.http.get("/runs/demo").json()["waiting_for"], "not the others' business"
+        ready = httpx.get(f"{at.url}/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+        assert ready.json()["checks"]["files"].endswith("1 stored file is missing or damaged")
+        assert ready.json()["checks"]["aggregation"].endswith("1 round is waiting to be aggregated")
+        metrics = httpx.get(f"{at.url}/metrics").text.splitlines()
+        for line in (
+            'feddisco_stored{noun="blobs",status="faulty"} 1.0',
+            'feddisco_stored{noun="rounds",status="delayed"} 1.0',
+            "feddisco_delayed_aggregations 1.0",
+        ):
+            assert line in metrics
+        assert told(at, "update_lost") == [
+            {"client": "site-0", "attempt": 1, "update": sha256(FIRST), "reason": fault}
+        ]
+
+        assignment = first.work()
+        assert assignment is not None
+        assert (assignment["kind"], assignment["round"], assignment["again"]) == ("train", 1, True)
+        assert second.work() is None
+        receipt = first.upload("demo", 1, FIRST)
+        assert receipt.status_code == 200
+        at.wait_for(lambda: at.run()["status"] == "completed", seconds=10)
+        assert at.run()["model"] == MEAN
+        assert told(at, "update_restored") == [{"client": "site-0", "attempt": 1, "update": sha256(FIRST)}]
+        assert httpx.get(f"{at.url}/readyz").json()["status"] == "ok"
+
+
+def test_an_update_that_is_not_sent_again_is_left_out_and_the_ledger_says_so(
+    database_url: str, tmp_path: Path
+) -> None:
+    with live(database_url, tmp_path / "data", lost_update_seconds=2) as at:
+        harmed_round(at, HARM["is missing"])
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        assert at.run()["model"] == sha256(SECOND)
+        lost, whole = at.admin.get("/runs/demo/rounds/1").json()["ledger"]
+        assert (lost["status"], lost["included"], lost["reason"]) == (
+            "rejected", False, "its stored update is missing"
+        )  # fmt: skip
+        assert (whole["status"], whole["weight"]) == ("aggregated", 1.0)
+
+
+def test_below_the_quorum_the_round_is_drawn_again(tmp_path: Path, database_url: str) -> None:
+    with live(database_url, tmp_path / "data", lost_update_seconds=0) as at:
+        at.create(min_clients=2, quorum=2, rounds=1, weighting={"kind": "sizes"})
+        first, second = enrolled(at, (10, 10))
+        assert first.upload("demo", 1, FIRST).status_code == 200
+        at.coordinator.blobs.path(sha256(FIRST)).unlink()
+        assert second.upload("demo", 1, SECOND).status_code == 200
+        at.wait_for(lambda: at.run()["current_round"]["attempt"] == 2)
+        assert first.until("train")["attempt"] == 2
+        (abandoned,) = [event for event in at.events() if event["kind"] == "round_abandoned"]
+        assert "1 of 2 needed updates are left (that of site-0 is missing)" in abandoned["detail"]["reason"]
+
+
+@pytest.mark.parametrize("fault", HARM)
+def test_a_round_waits_for_what_it_starts_from_and_goes_on_when_it_is_uploaded(
+    database_url: str, tmp_path: Path, fault: str
+) -> None:
+    with live(database_url, tmp_path / "data", lost_update_seconds=0) as at:
+        made = at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
+        (site,) = enrolled(at, (10,))
+        path = at.coordinator.blobs.path(made["initial_model"])
+        HARM[fault](path)
+        assert site.upload("demo", 1, FIRST).status_code == 200
+        at.wait_for(lambda: "delayed" in at.run()["waiting_for"])
+        assert (
+            f"the model that the round starts from, {made['initial_model']}, {fault}"
+            in at.run()["waiting_for"]
+        )
+        if path.is_dir():
+            path.rmdir()
+        body = file_of(0.0)
+        headers = {"Content-Type": "application/octet-stream", "Content-Digest": content_digest(body)}
+        assert at.admin.put(f"/blobs/{sha256(body)}", content=body, headers=headers).status_code == 204
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        assert at.run()["model"] == sha256(FIRST)
+
+
+def test_a_client_that_cannot_send_it_again_is_asked_once_a_minute(database_url: str, tmp_path: Path) -> None:
+    ahead = dt.timedelta(0)
+    with live(database_url, tmp_path / "data", clock_by(lambda: dt.datetime.now(dt.UTC) + ahead)) as at:
+        first, _ = harmed_round(at, HARM["is missing"])
+        assert first.until("train")["again"]
+        other = first.upload("demo", 1, file_of(5.0))
+        assert other.json()["code"] == "update-already-received"
+        assert first.work() is None
+        ahead = dt.timedelta(seconds=ASK_AGAIN_SECONDS)
+        assert first.until("train")["again"]
+
+
+def test_a_damaged_file_is_not_served(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        made = at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
+        (site,) = enrolled(at, (10,))
+        digest = made["initial_model"]
+        path = at.coordinator.blobs.path(digest)
+        path.write_bytes(file_of(7.0))
+        for http in (site.http, at.admin):
+            answer = http.get(f"/blobs/{digest}")
+            assert (answer.status_code, answer.json()["code"]) == (503, "storage-unavailable")
+            assert (
+                answer.json()["detail"]
+                == f"the stored file {digest} is damaged: its bytes have another SHA-256"
+            )
+        path.unlink()
+        assert site.http.get(f"/blobs/{digest}").json()["detail"] == f"the stored file {digest} is missing"
+        path.write_bytes(file_of(0.0))
+        assert site.http.get(f"/blobs/{digest}").content == file_of(0.0)
+        assert at.coordinator.store.faulty_blobs() == []
+        assert at.admin.get(f"/blobs/{'0' * 64}").status_code == 404
+
+
+def test_what_was_at_fault_is_known_after_a_restart(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        harmed_round(at, HARM["is missing"])
+    with live(database_url, tmp_path / "data") as at:
+        assert httpx.get(f"{at.url}/readyz").json()["status"] == "degraded"
+        assert len(told(at, "update_lost")) == 1
+        at.coordinator.blobs.path(sha256(FIRST)).write_bytes(FIRST)
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        assert at.coordinator.store.faulty_blobs() == []
