@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,18 @@ from shared.schemas import (
     JoinTokenRequest,
     RoundView,
     RunRequest,
-    RunSummary,
     RunView,
 )
-from shared.wire.digests import format_content_digest
+from worker import answers
+from worker.answers import LONG_BYTES, UnexpectedAnswer
 from worker.client import CoordinatorClient, load_trust
 from worker.diagnose import diagnose
-from worker.faults import UnexpectedAnswer
 
 __all__ = ["AdminClient", "connect", "create_run", "load_config", "make_run_request"]
 
+ROUNDS_BYTES = 2**28
+
 DEMO = Path(__file__).with_name("demo.yaml")
-_RUNS = TypeAdapter(list[RunSummary])
 _ROUNDS = TypeAdapter(list[RoundView])
 _CLIENTS = TypeAdapter(list[ClientView])
 
@@ -43,20 +42,19 @@ _CLIENTS = TypeAdapter(list[ClientView])
 class AdminClient(CoordinatorClient):
     """A :class:`worker.client.CoordinatorClient` with the admin's calls."""
 
-    def runs(self) -> list[RunSummary]:
-        return _RUNS.validate_json(self._call("GET", "/runs").content)
-
     def rounds(self, run: str) -> list[RoundView]:
         """All attempts of all rounds, in the order that the coordinator gives."""
-        return _ROUNDS.validate_json(self._call("GET", f"/runs/{run}/rounds").content)
+        body = self._call("GET", f"/runs/{run}/rounds", longest=ROUNDS_BYTES)
+        return answers.parse(_ROUNDS, body, "a list of rounds")
 
     def create(self, request: RunRequest) -> RunView:
         """Waits for minutes: a coordinator that has just started imports PyTorch to build the model."""
         timeout = httpx.Timeout(10.0, read=180.0)
-        return self._json(RunView, "POST", "/runs", body=request, timeout=timeout)
+        return self._json(RunView, "POST", "/runs", body=request, timeout=timeout, longest=LONG_BYTES)
 
     def control(self, run: str, action: str, reason: str = "") -> RunView:
-        return self._json(RunView, "POST", f"/runs/{run}/{action}", body=ControlRequest(reason=reason))
+        request = ControlRequest(reason=reason)
+        return self._json(RunView, "POST", f"/runs/{run}/{action}", body=request, longest=LONG_BYTES)
 
     def invite(self, uses: int | None = None, valid_seconds: int | None = None) -> JoinToken:
         return self._json(
@@ -64,22 +62,14 @@ class AdminClient(CoordinatorClient):
         )
 
     def clients(self) -> list[ClientView]:
-        return _CLIENTS.validate_json(self._call("GET", "/clients").content)
+        return answers.parse(_CLIENTS, self._call("GET", "/clients", longest=LONG_BYTES), "a list of clients")
 
     def revoke(self, client: str) -> None:
-        self._call("DELETE", f"/clients/{client}")
+        self._tell_coordinator("DELETE", f"/clients/{client}")
 
     def put_blob(self, path: Path, digest: str) -> None:
         """Upload initial weights, streamed."""
-        headers = {
-            "Content-Type": "application/vnd.safetensors",
-            "Content-Length": str(path.stat().st_size),
-            "Content-Digest": format_content_digest(digest),
-        }
-        with path.open("rb") as file:
-            self._call(
-                "PUT", f"/blobs/{digest}", content=iter(partial(file.read, 1 << 20), b""), headers=headers
-            )
+        self._send_file("PUT", f"/blobs/{digest}", path, digest)
 
 
 @contextmanager

@@ -32,18 +32,19 @@ __all__ = [
     "print_ledger",
     "print_run",
     "print_runs",
+    "say",
 ]
 
 _console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-def _print(text: str, style: str = "") -> None:
+def say(text: str, style: str = "") -> None:
     """Reasons are what others wrote: neither their markup nor their control characters count."""
     _console.print(Text(escape_controls(text), style))
 
 
 def _print_table(title: str, *columns: str, rows: Iterable[Sequence[str]]) -> None:
-    _print(title, "bold")  # a title of the table's own would wrap to its width
+    say(title, "bold")  # a title of the table's own would wrap to its width
     table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
@@ -70,7 +71,7 @@ def _format_time(value: dt.datetime | None) -> str:
 
 def print_runs(runs: Sequence[RunSummary]) -> None:
     if not runs:
-        _console.print("No runs yet. Create one: feddisco run create CONFIG.yaml")
+        say("No runs yet. Create one: feddisco run create CONFIG.yaml")
         return
     rows = (
         (
@@ -136,11 +137,11 @@ def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
 
 
 def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
-    _print(f"{run.run}  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds", "bold")
+    say(f"{run.run}  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds", "bold")
     if run.reason:
-        _print(run.reason)
+        say(run.reason)
     if run.waiting_for:
-        _print(run.waiting_for)
+        say(run.waiting_for)
     _print_table(
         "Enrolled",
         *("client", "role", "status", "index", "examples", "d_k", "last error"),
@@ -163,7 +164,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
             print_accuracy(evaluation, f"Round {last.round}, scored by {evaluation.client}")
 
 
-def follow(client: AdminClient, run: str, say: Callable[[str], None] = _print) -> RunStatus:
+def follow(client: AdminClient, run: str, report: Callable[[str], None] = say) -> RunStatus:
     """Print a line for every round as it is scored, until the run has ended and its last round is scored.
 
     Returns the run's final status.
@@ -175,7 +176,7 @@ def follow(client: AdminClient, run: str, say: Callable[[str], None] = _print) -
         view = client.run(run)
         rounds = client.rounds(run)
         for line in _format_rounds(rounds, view.rounds, said):
-            say(line)
+            report(line)
         if view.status.is_terminal:
             last = find_newest(rounds)
             if (
@@ -189,7 +190,7 @@ def follow(client: AdminClient, run: str, say: Callable[[str], None] = _print) -
             scores_due_at = time.monotonic() + 30
             if view.status is not RunStatus.RUNNING and view.waiting_for != waiting:
                 waiting = view.waiting_for
-                say(waiting)
+                report(waiting)
         time.sleep(0.2)
 
 

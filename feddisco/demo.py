@@ -19,10 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 import httpx
-from rich.console import Console
 
 from feddisco.admin import AdminClient, load_config, make_run_request
-from feddisco.console import find_newest, follow, print_accuracy, print_ledger
+from feddisco.console import find_newest, follow, print_accuracy, print_ledger, say
 from feddisco.record import write_record
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -31,7 +30,6 @@ from shared.schemas import RunStatus
 __all__ = ["Processes", "raise_on_signals", "run_demo"]
 
 HOST = "127.0.0.1"
-_console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 @dataclass
@@ -112,7 +110,7 @@ def run_demo(
         try:
             return _train(processes, config, f"http://{HOST}:{port}", port, data, save)
         except KeyboardInterrupt:
-            _console.print("\nStopped.")
+            say("\nStopped.")
             return 130
 
 
@@ -120,7 +118,7 @@ def _train(
     processes: Processes, config: RunConfig, url: str, port: int, data: Path | None, save: Path | None
 ) -> int:
     began = time.monotonic()
-    _console.print("Starting a coordinator, an evaluator and the workers, each in its own process ...")
+    say("Starting a coordinator, an evaluator and the workers, each in its own process ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
     task = ["--task", config.task, "--algorithms", config.algorithm.name]
     task += [] if data is None else ["--data", str(data)]
@@ -131,10 +129,10 @@ def _train(
     with AdminClient(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
         _wait_until_ready(processes, url)
         client.create(make_run_request(client, config))
-        _console.print(f"Status page: [bold]{url}/runs/{config.name}[/bold]")
-        status = follow(client, config.name, say=lambda line: _report(processes, line))
+        say(f"Status page: {url}/runs/{config.name}", "bold")
+        status = follow(client, config.name, lambda line: _report(processes, line))
         if status is not RunStatus.COMPLETED:
-            _console.print(f"The run is {status.value}: {client.run(config.name).reason}")
+            say(f"The run is {status.value}: {client.run(config.name).reason}")
             return 1
         _print_summary(client, config.name, time.monotonic() - began)
         if save is not None:
@@ -149,7 +147,7 @@ def _start_worker(processes: Processes, url: str, name: str, *more: str) -> None
 
 
 def _report(processes: Processes, line: str) -> None:
-    _console.print(line)
+    say(line)
     if name := processes.failed():
         raise InvalidConfiguration(
             f"The process {name} ended early. The end of its log:\n{processes.tail(name)}"
@@ -163,17 +161,17 @@ def _print_summary(client: AdminClient, run: str, seconds: float) -> None:
     print_ledger(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
     for evaluation in last.evaluations:
         print_accuracy(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
-    _console.print(f"Final model sha256 {last.scored_model}")
-    _console.print(f"{last.round} rounds in {seconds:.1f} s, including the start of all processes.")
+    say(f"Final model sha256 {last.scored_model}")
+    say(f"{last.round} rounds in {seconds:.1f} s, including the start of all processes.")
 
 
 def _keep_serving(url: str) -> None:
     if not sys.stdout.isatty():
         return
-    _console.print(f"The page stays at [bold]{url}[/bold] until Ctrl-C.")
+    say(f"The page stays at {url} until Ctrl-C.", "bold")
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()
-    _console.print("\nStopped.")
+    say("\nStopped.")
 
 
 # ---------------------------------------------------------------- surroundings

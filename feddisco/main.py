@@ -104,12 +104,17 @@ def _coordinator_settings(flags: Mapping[str, Any]) -> Settings:
         raise InvalidConfiguration("; ".join(faults), hint="See docs/settings-coordinator.md.") from None
 
 
+def _echo(text: str, *, err: bool = False) -> None:
+    """Everything is printed by this: parts may be another's words, or a path that is no text at all."""
+    typer.echo(escape_controls(text), err=err)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
     from shared.versions import VERSION
 
-    typer.echo(f"feddisco {VERSION}")
+    _echo(f"feddisco {VERSION}")
 
 
 # ---------------------------------------------------------------- processes
@@ -151,13 +156,8 @@ def worker(context: typer.Context, **flags: Any) -> None:
     from worker.main import run as run_worker
 
     for name in unknown_variables(OTHER_VARIABLES):
-        typer.echo(f"feddisco worker: {name} is not a setting of the worker; is it misspelt?", err=True)
+        _echo(f"feddisco worker: {name} is not a setting of the worker; is it misspelt?", err=True)
     raise typer.Exit(run_worker(load_worker_settings(flags)))
-
-
-def _echo(text: str) -> None:
-    """Also what holds a path that is no text in any encoding."""
-    typer.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 @worker_app.command("leave")
@@ -167,7 +167,7 @@ def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
     from worker.main import leave
 
     given = {name: value for name, value in flags.items() if value is not None}
-    typer.echo(leave(load_worker_settings(context.obj | given), run))
+    _echo(leave(load_worker_settings(context.obj | given), run))
 
 
 @app.command("check-data")
@@ -210,7 +210,7 @@ def worker_told(
     if not state.is_dir():
         raise InvalidConfiguration(f"there is no state folder at {state}.", hint="Give it with --state.")
     for line in told_lines(state):
-        typer.echo(line)
+        _echo(line)
 
 
 @app.command()
@@ -280,7 +280,7 @@ def simulate_run(
         processes=processes,
         address=address,
         device=device,
-        say=typer.echo,
+        say=_echo,
     )
 
 
@@ -331,7 +331,7 @@ def reproduce_table(
         ) from None
 
     torch.set_num_threads(1)
-    raise typer.Exit(0 if reproduce(Request(**flags), say=typer.echo) else 1)
+    raise typer.Exit(0 if reproduce(Request(**flags), say=_echo) else 1)
 
 
 @app.command("predict")
@@ -356,7 +356,7 @@ def predict_files(
     for line in format_predictions(said, top, as_json):
         _echo(line)
     for sentence in said.left_out.sentences():
-        typer.echo(f"feddisco: {sentence}", err=True)
+        _echo(f"feddisco: {sentence}", err=True)
     raise typer.Exit(1 if said.left_out.items else 0)
 
 
@@ -379,7 +379,7 @@ def run_create(
     from feddisco.admin import connect, create_run
 
     with connect(load_console_settings(flags)) as client:
-        typer.echo(create_run(client, config, weights=weights, if_absent=if_absent))
+        _echo(create_run(client, config, weights=weights, if_absent=if_absent))
 
 
 @run_app.command("list")
@@ -420,7 +420,7 @@ def _control(action: str, run: str, flags: Mapping[str, Any], reason: str = "") 
 
     with connect(load_console_settings(flags)) as client:
         view = client.control(run, action, reason)
-        typer.echo(escape_controls(f"{view.run} is {view.status.value}. {view.waiting_for}".strip()))
+        _echo(f"{view.run} is {view.status.value}. {view.waiting_for}".strip())
 
 
 @run_app.command("start")
@@ -470,7 +470,7 @@ def run_model(
 
     with connect(load_console_settings(flags)) as client:
         said = fetch_model(client, run, out, round=round, metric=metric, allow=allow or (), plain=plain)
-        typer.echo(escape_controls(said))
+        _echo(said)
 
 
 @run_app.command("export")
@@ -542,8 +542,8 @@ def clients_invite(
         token = client.invite(uses, None if days is None else int(days * 86400))
         until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
         clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
-        typer.echo(token.token)
-        typer.echo(f"join code {token.id}, valid for {clients}, until {until}", err=True)
+        _echo(token.token)
+        _echo(f"join code {token.id}, valid for {clients}, until {until}", err=True)
 
 
 @clients_app.command("list")
@@ -565,7 +565,7 @@ def clients_revoke(client_id: str, **flags: Any) -> None:
 
     with connect(load_console_settings(flags)) as client:
         client.revoke(client_id)
-        typer.echo(f"{client_id} is revoked.")
+        _echo(f"{client_id} is revoked.")
 
 
 @app.command()
@@ -575,7 +575,7 @@ def replay(run: str, round: int, **flags: Any) -> None:
     from feddisco.replay import replay_round
 
     ok, sentence = replay_round(_coordinator_settings(flags), run, round)
-    typer.echo(sentence)
+    _echo(sentence)
     raise typer.Exit(0 if ok else 1)
 
 
@@ -607,5 +607,5 @@ def main() -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    typer.echo(escape_controls(f"feddisco: {sentence}"), err=True)
+    _echo(f"feddisco: {sentence}", err=True)
     sys.exit(2)

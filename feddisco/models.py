@@ -45,13 +45,16 @@ def fetch_model(
     Raises:
         InvalidConfiguration: there is no such model.
     """
+    from shared.wire import largest_bytes, model_layout
+
     view = client.run(run)
     choice = choose_model(view, client.rounds(run), round, metric)
+    longest = largest_bytes(model_layout(view.manifest))
     if plain:
-        client.download(choice.digest, out)
+        client.download(choice.digest, out, longest)
         return f"{out}: {choice.sentence}; sha256 {choice.digest}"
     tensors = out.with_name(out.name + ".tensors")  # what an interrupted download left there is gone on with
-    client.download(choice.digest, tensors)
+    client.download(choice.digest, tensors, longest)
     try:
         note = _write_with_facts(view, choice, tensors, out, allow)
     finally:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from shared.texts import format_size
+
 __all__ = ["LASTING", "SENTENCES", "TRANSIENT", "Doing", "Fault", "FaultCode"]
 
 
@@ -55,6 +57,8 @@ class FaultCode(StrEnum):
     DIVERGED = "diverged"
     REFUSED = "refused"
     BODY_REFUSED = "body-refused"
+    UPLOAD_CUT = "upload-cut"
+    FILE_TOO_LARGE = "file-too-large"
     STATE_FOLDER = "state-folder"
     SETTINGS = "settings"
 
@@ -113,12 +117,19 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     ),
     FaultCode.REFUSED: "The coordinator refused what the site sent ({status}); the site's log has its words.",
     FaultCode.BODY_REFUSED: (
-        "Something between site and coordinator, such as a proxy, refuses what the site sends ({status})."
+        "A proxy on the way from the site to the coordinator refuses bodies of {bytes} ({status})."
+    ),
+    FaultCode.UPLOAD_CUT: (
+        "The site's update of {bytes} is cut on its way each time, while smaller requests go through: "
+        "a proxy or firewall may limit the length or the time of a request."
+    ),
+    FaultCode.FILE_TOO_LARGE: (
+        "The coordinator announced or sent a larger file than the run's tensors can be; the site stopped it."
     ),
     FaultCode.STATE_FOLDER: "The site's state folder cannot be written. The worker has ended.",
     FaultCode.SETTINGS: "A setting of the worker has to be put right first. The worker has ended.",
 }
-"""Placeholders are ``doing`` (:class:`Doing`) and counts."""
+"""Placeholders are ``doing`` (:class:`Doing`) and counts; ``bytes`` are written with their unit."""
 
 LASTING: Final = frozenset(
     {
@@ -135,12 +146,15 @@ LASTING: Final = frozenset(
         FaultCode.EMPTY_CLASS,
         FaultCode.OTHER_TARGET,
         FaultCode.OTHER_CLASSES,
+        FaultCode.FILE_TOO_LARGE,
         FaultCode.STATE_FOLDER,
     }
 )
 """What another attempt does not mend: somebody at the site has to do something first."""
 
-TRANSIENT: Final = frozenset({FaultCode.DATA_UNREADABLE, FaultCode.REFUSED, FaultCode.BODY_REFUSED})
+TRANSIENT: Final = frozenset(
+    {FaultCode.DATA_UNREADABLE, FaultCode.REFUSED, FaultCode.BODY_REFUSED, FaultCode.UPLOAD_CUT}
+)
 """What may be over in a moment, so a site tries a few times before it tells."""
 
 
@@ -168,4 +182,7 @@ class Fault:
 
     @property
     def sentence(self) -> str:
-        return SENTENCES[self.code].format(doing=self.doing, **self.counts)
+        figures = {
+            name: format_size(count) if name == "bytes" else count for name, count in self.counts.items()
+        }
+        return SENTENCES[self.code].format(doing=self.doing, **figures)

@@ -169,8 +169,8 @@ class Registration(Body):
 
 
 class Credential(View):
-    client: str
-    token: str
+    client: Slug
+    token: Annotated[str, Field(pattern=r"^[!-~]{16,200}$")]
     protocol: int = PROTOCOL
     version: str = ""
 

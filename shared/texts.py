@@ -1,11 +1,11 @@
-"""Characters that no database or terminal should be given: NUL, lone surrogates, control characters."""
+"""Texts for people, and the characters that no database or terminal should be given."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-__all__ = ["escape_controls", "find_unstorable"]
+__all__ = ["escape_controls", "escape_line", "find_unstorable", "format_size"]
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -19,6 +19,16 @@ def escape_controls(text: str) -> str:
     'a\\x1b[31mb'
     """
     return _CONTROLS.sub(_write_out, text)
+
+
+def escape_line(text: str, longest: int = 4000) -> str:
+    r"""The text as one line of a log: nobody can add a line by what is repeated of his words, or an essay.
+
+    >>> escape_line("left\n2026-11-28 12:00:00Z  all is well")
+    'left\\n2026-11-28 12:00:00Z  all is well'
+    """
+    cut = text if len(text) <= longest else f"{text[:longest]} ..."
+    return escape_controls(cut).replace("\n", "\\n")
 
 
 def _write_out(found: re.Match[str]) -> str:
@@ -45,3 +55,19 @@ def find_unstorable(document: Any, where: str = "") -> str | None:
         elif isinstance(value, list | tuple):
             left.extend((f"{place}.{number}".lstrip("."), item) for number, item in enumerate(value))
     return None
+
+
+def format_size(count: int) -> str:
+    """Bytes for people.
+
+    >>> format_size(532), format_size(248_024), format_size(44_880_528)
+    ('532 B', '248.0 kB', '44.9 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    number = float(count)
+    for unit in ("kB", "MB", "GB"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:.1f} TB"

@@ -1,13 +1,14 @@
 """The coordinator as a Python object: one method for each call of the HTTP API that a worker makes.
 
 A refusal is raised as its class in :mod:`shared.problems`; a fault of the network stays an httpx exception;
-an answer that no coordinator would give is :class:`UnexpectedAnswer`. :mod:`worker.diagnose` turns all of
-them into a sentence.
+an answer that no coordinator would give is :class:`worker.faults.UnexpectedAnswer`.
+:mod:`worker.diagnose` turns all of them into a sentence.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
 import httpx
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from shared import problems
 from shared.addresses import is_loopback
@@ -38,8 +39,10 @@ from shared.schemas import (
     RunView,
     UpdateReport,
 )
+from shared.texts import format_size
 from shared.wire.digests import format_content_digest
-from worker.faults import UnexpectedAnswer
+from worker import answers
+from worker.answers import LONG_BYTES, SHORT_BYTES, Body, UnexpectedAnswer
 
 if TYPE_CHECKING:
     from worker.faults import LocalFault
@@ -51,16 +54,8 @@ _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
 _ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
-_CATALOGUE = problems.catalogue()
-_BY_STATUS = {  # for codes that a newer coordinator may have
-    401: problems.Unauthorised,
-    403: problems.Forbidden,
-    404: problems.NotFound,
-    409: problems.Conflict,
-    422: problems.InvalidRequest,
-    503: problems.ServiceFault,
-}
-_RFC_9457 = ("type", "title", "status", "code", "detail", "hint")
+_NO_CONTENT = 204
+_TOKEN = re.compile(r"[!-~]+")
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -161,6 +156,7 @@ class CoordinatorClient:
             timeout=_QUICK,
             follow_redirects=False,
             trust_env=not direct,
+            headers=answers.IDENTITY,
         )
         if token is not None:
             self.authenticate(token)
@@ -176,23 +172,19 @@ class CoordinatorClient:
 
     def authenticate(self, token: str) -> None:
         """Send this bearer token from now on."""
-        self._http.headers["Authorization"] = f"Bearer {token}"
+        self._http.headers["Authorization"] = _format_bearer(token)
 
     # ------------------------------------------------------------ registration and enrolment
 
     def register(self, join_code: str, registration: Registration) -> Credential:
-        headers = {"Authorization": f"Bearer {join_code}"}
+        headers = {"Authorization": _format_bearer(join_code)}
         return self._json(Credential, "POST", "/clients", body=registration, headers=headers)
 
     def runs(self) -> list[RunSummary]:
-        response = self._call("GET", "/runs")
-        try:
-            return _SUMMARIES.validate_json(response.content)
-        except ValidationError as error:
-            raise UnexpectedAnswer(response.status_code, "not a list of runs") from error
+        return answers.parse(_SUMMARIES, self._call("GET", "/runs", longest=LONG_BYTES), "a list of runs")
 
     def run(self, run: str) -> RunView:
-        return self._json(RunView, "GET", f"/runs/{run}")
+        return self._json(RunView, "GET", f"/runs/{run}", longest=LONG_BYTES)
 
     def enrol(self, run: str, request: EnrolmentRequest) -> EnrolmentAnswer:
         return self._json(EnrolmentAnswer, "POST", f"/runs/{run}/enrolments", body=request)
@@ -200,92 +192,77 @@ class CoordinatorClient:
     def decline(self, run: str, fault: LocalFault) -> None:
         """Take no part in the run, or no longer, and say why."""
         body = DeclineRequest(code=fault.told.code, reason=self._reason(fault))
-        self._call("POST", f"/runs/{run}/decline", body=body)
+        self._tell_coordinator("POST", f"/runs/{run}/decline", body=body)
 
     def leave(self, run: str) -> None:
         """Leave a run; also the way to confirm that its end was seen."""
-        self._call("DELETE", f"/runs/{run}/enrolments/me")
+        self._tell_coordinator("DELETE", f"/runs/{run}/enrolments/me")
 
     def submit_discrepancy(self, run: str, submission: DiscrepancySubmission) -> None:
-        self._call("PUT", f"/runs/{run}/discrepancy", body=submission)
+        self._tell_coordinator("PUT", f"/runs/{run}/discrepancy", body=submission)
 
     # ------------------------------------------------------------ work
 
     def work(self, wait_seconds: float) -> Assignment:
         """The next assignment; after ``wait_seconds`` without one it is :class:`shared.schemas.Wait`."""
         timeout = httpx.Timeout(10.0, read=wait_seconds + 15.0)
-        response = self._call("GET", "/work", params={"wait": f"{wait_seconds:g}"}, timeout=timeout)
-        try:
-            return _ASSIGNMENT.validate_json(response.content)
-        except ValidationError as error:
-            raise UnexpectedAnswer(
-                response.status_code, f"not an assignment ({error.error_count()} faults)"
-            ) from error
+        body = self._call("GET", "/work", params={"wait": f"{wait_seconds:g}"}, timeout=timeout)
+        return answers.parse(_ASSIGNMENT, body, "an assignment")
 
     def progress(self, run: str, round: int, progress: Progress) -> ProgressAnswer:
         return self._json(ProgressAnswer, "POST", f"/runs/{run}/rounds/{round}/progress", body=progress)
 
     def failure(self, run: str, round: int, attempt: int, fault: LocalFault) -> None:
         body = Failure(attempt=attempt, code=fault.told.code, reason=self._reason(fault))
-        self._call("POST", f"/runs/{run}/rounds/{round}/failure", body=body)
+        self._tell_coordinator("POST", f"/runs/{run}/rounds/{round}/failure", body=body)
 
     def metrics(self, run: str, round: int, metrics: Metrics) -> None:
-        self._call("PUT", f"/runs/{run}/rounds/{round}/metrics", body=metrics)
+        self._tell_coordinator("PUT", f"/runs/{run}/rounds/{round}/metrics", body=metrics)
 
     def receipt(self, run: str, round: int) -> Receipt:
         return self._json(Receipt, "GET", f"/runs/{run}/rounds/{round}/receipt")
 
     # ------------------------------------------------------------ weights
 
-    def download(self, digest: str, path: Path) -> int:
-        """Fetch a blob to ``path`` in constant memory; returns the number of bytes that travelled.
+    def download(self, digest: str, path: Path, longest: int) -> int:
+        """Fetch a blob of at most ``longest`` bytes to ``path``; returns the number that travelled.
 
-        An interrupted download leaves ``path`` + ``.part`` and continues from there the next time. Raises
-        :class:`shared.problems.DigestMismatch` if the bytes are not those of the digest (they are deleted).
+        Needs little memory. An interrupted download leaves ``path`` + ``.part`` and continues from there the
+        next time. Raises :class:`shared.problems.DigestMismatch` if the bytes are not those of the digest,
+        :class:`shared.problems.TooLarge` if more are announced or come; nothing is kept of either.
         """
         part = path.with_name(path.name + ".part")
-        actual, received = self._receive(digest, part)
-        if actual != digest:
+        try:
+            actual, received = self._receive(digest, part, longest)
+            if actual != digest:
+                raise problems.DigestMismatch(
+                    f"blob {digest} arrived with the digest {actual}.", hint="It will be fetched again."
+                )
+        except (problems.DigestMismatch, problems.TooLarge):
             part.unlink(missing_ok=True)
-            raise problems.DigestMismatch(
-                f"blob {digest} arrived with the digest {actual}.", hint="It will be fetched again."
-            )
+            raise
         part.replace(path)
         return received
 
-    def _receive(self, digest: str, part: Path) -> tuple[str, int]:
+    def _receive(self, digest: str, part: Path, longest: int) -> tuple[str, int]:
         have = part.stat().st_size if part.exists() else 0
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        headers = {"Range": f"bytes={have}-"} if have else {}
         with self._http.stream("GET", f"/blobs/{digest}", headers=headers) as response:
             if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return _hash(part).hexdigest(), 0  # complete already, or nonsense: the digest decides
-            _raise_for_refusal(response)
+            answers.raise_for_refusal(response)
+            answers.check_whole(response)
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
-            hasher = _hash(part) if resumed else hashlib.sha256()
-            with part.open("ab" if resumed else "wb") as file:
-                for chunk in response.iter_raw(_CHUNK):
-                    hasher.update(chunk)
-                    file.write(chunk)
-            return hasher.hexdigest(), response.num_bytes_downloaded
+            return _write(response, part, longest, have if resumed else 0)
 
     def upload(self, run: str, round: int, report: UpdateReport, path: Path, digest: str) -> Receipt:
         """Send a finished update, streamed from its file; safe to repeat."""
-        size = path.stat().st_size
         told = report.model_dump(mode="json", exclude_none=True)
         address = f"/runs/{run}/rounds/{round}/update"
-        self._record(f"PUT {address}", told | {"weights": digest, "bytes": size})
-        response = self._http.put(
-            address,
-            params=told,
-            content=_chunks(path),
-            headers={
-                "Content-Type": "application/vnd.safetensors",
-                "Content-Length": str(size),  # else httpx would send a generator chunked
-                "Content-Digest": format_content_digest(digest),
-            },
-            timeout=httpx.Timeout(30.0, read=180.0),  # the coordinator checks every value before it answers
-        )
-        return _parse(Receipt, _check(response))
+        self._record(f"PUT {address}", told | {"weights": digest, "bytes": path.stat().st_size})
+        patient = httpx.Timeout(30.0, read=180.0)  # the coordinator checks every value before it answers
+        body = self._send_file("PUT", address, path, digest, params=told, timeout=patient)
+        return answers.parse(TypeAdapter(Receipt), body, "a receipt")
 
     # ------------------------------------------------------------ the border
 
@@ -295,18 +272,79 @@ class CoordinatorClient:
             return fault.told.sentence
         return str(fault).replace("\x00", "")[:LONGEST_TEXT]
 
-    def _call(
-        self, method: str, path: str, *, body: BaseModel | None = None, **options: Any
-    ) -> httpx.Response:
+    def _json(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
+        return answers.parse(TypeAdapter(kind), self._call(method, path, **options), f"a {kind.__name__}")
+
+    def _tell_coordinator(self, method: str, path: str, **options: Any) -> None:
+        """For what is answered with 204: anything else, as a login page, means that it was not heard."""
+        body = self._call(method, path, **options)
+        if body.status != _NO_CONTENT:
+            raise UnexpectedAnswer(body.status, body.kind)
+
+    def _call(self, method: str, path: str, *, body: BaseModel | None = None, **options: Any) -> Body:
+        content = b""
         if body is not None:
             if not isinstance(body, Registration | Progress):  # a token; heartbeats, every few seconds
                 self._record(f"{method} {path}", body.model_dump(mode="json", exclude_none=True))
-            options["content"] = body.model_dump_json()
+            content = body.model_dump_json().encode()
             options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
-        return _check(self._http.request(method, quote(path), **options))
+        return self._exchange(method, path, len(content), content=content or None, **options)
 
-    def _json(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
-        return _parse(kind, self._call(method, path, **options))
+    def _send_file(self, method: str, address: str, path: Path, digest: str, **options: Any) -> Body:
+        """The file as the body, streamed."""
+        size = path.stat().st_size
+        headers = {
+            "Content-Type": "application/vnd.safetensors",
+            "Content-Length": str(size),  # else httpx would send a generator chunked
+            "Content-Digest": format_content_digest(digest),
+        }
+        return self._exchange(method, address, size, content=_chunks(path), headers=headers, **options)
+
+    def _exchange(
+        self, method: str, path: str, sent_bytes: int, *, longest: int = SHORT_BYTES, **options: Any
+    ) -> Body:
+        try:
+            with self._http.stream(method, quote(path), **options) as response:
+                return answers.read(response, longest)
+        except UnexpectedAnswer as error:
+            error.sent_bytes = sent_bytes
+            raise
+
+
+def _format_bearer(token: str) -> str:
+    if not _TOKEN.fullmatch(token):
+        raise problems.InvalidConfiguration(
+            "the text that is given as the token or join code is no token.",
+            hint="A token is one line of ASCII characters without spaces.",
+        )
+    return f"Bearer {token}"
+
+
+def _write(response: httpx.Response, part: Path, longest: int, have: int) -> tuple[str, int]:
+    """Append the answer's body to what is there; the digest of all, and the bytes that came."""
+    _check_size(have + _announced(response), longest)
+    hasher = _hash(part) if have else hashlib.sha256()
+    received = 0
+    with part.open("ab" if have else "wb") as file:
+        for chunk in response.iter_raw(_CHUNK):
+            received += len(chunk)
+            _check_size(have + received, longest)
+            hasher.update(chunk)
+            file.write(chunk)
+    return hasher.hexdigest(), received
+
+
+def _announced(response: httpx.Response) -> int:
+    """The Content-Length, which the HTTP library holds the answer to; 0 if there is none."""
+    return int(response.headers.get("Content-Length", 0))
+
+
+def _check_size(size: int, longest: int) -> None:
+    if size > longest:
+        raise problems.TooLarge(
+            f"the coordinator sends a file of {format_size(size)} or more; this run's have at most "
+            f"{format_size(longest)}.",
+        )
 
 
 def _hash(path: Path) -> Any:
@@ -318,36 +356,3 @@ def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             yield chunk
-
-
-def _check(response: httpx.Response) -> httpx.Response:
-    _raise_for_refusal(response)
-    return response
-
-
-def _parse(kind: type[Answer], response: httpx.Response) -> Answer:
-    try:
-        return kind.model_validate_json(response.content)
-    except ValidationError as error:
-        raise UnexpectedAnswer(
-            response.status_code, f"not a {kind.__name__}: {error.error_count()} faults"
-        ) from error
-
-
-def _raise_for_refusal(response: httpx.Response) -> None:
-    """Translate a problem document back into the exception it was made from."""
-    if response.is_success:
-        return
-    response.read()
-    content_type = response.headers.get("Content-Type", "no content type").split(";")[0]
-    if content_type == "application/problem+json":
-        try:
-            body = response.json()
-            kind = _CATALOGUE.get(body.get("code")) or _BY_STATUS.get(response.status_code, problems.Problem)
-            extra = {name: value for name, value in body.items() if name not in _RFC_9457}
-            problem = kind(str(body.get("detail", "")), hint=str(body.get("hint", "")), **extra)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UnexpectedAnswer(response.status_code, "a malformed problem document") from error
-        problem.remote = True
-        raise problem
-    raise UnexpectedAnswer(response.status_code, content_type)

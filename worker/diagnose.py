@@ -11,14 +11,22 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httpx
 
 from shared import problems
-from worker.faults import UnexpectedAnswer
+from shared.texts import format_size
+from worker.answers import UnexpectedAnswer
 
 __all__ = ["Diagnosis", "diagnose"]
+
+_GATEWAY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+_PROXY_ASKS = (
+    "a web proxy asks for a name and a password (407). Write them into its variable, like "
+    "HTTPS_PROXY=http://NAME:PASSWORD@proxy.example:3128"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ def diagnose(error: BaseException, url: str, *, registering: bool = False) -> Di
     if isinstance(error, problems.Problem):
         return _diagnose_refusal(error, url, registering)
     if isinstance(error, UnexpectedAnswer):
-        return _diagnose_answer(error, url)
+        return Diagnosis(_diagnose_answer(error, url))
     if isinstance(error, httpx.HTTPError):
         return _diagnose_network(error, url)
     if isinstance(error, OSError):
@@ -80,17 +88,41 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
     return Diagnosis(str(error), fatal)
 
 
-def _diagnose_answer(error: UnexpectedAnswer, url: str) -> Diagnosis:
-    if error.status in (502, 503, 504):
-        return Diagnosis(
-            f"A proxy answers at {url} (status {error.status}), but the coordinator behind it does not."
+def _diagnose_answer(error: UnexpectedAnswer, url: str) -> str:
+    status = error.status
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return (
+            f"On the way to {url}, a proxy refuses bodies of {format_size(error.sent_bytes)} (413). "
+            "Its administrator has to let such bodies through."
         )
-    if 300 <= error.status < 400:
-        return Diagnosis(
-            f"{url} redirects to another address (status {error.status}); give the worker that one."
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        return f"On the way to {url}, {_PROXY_ASKS}"
+    if status in _GATEWAY:
+        return f"A proxy answers at {url} ({error}), but the coordinator behind it does not."
+    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return _diagnose_redirect(error, url)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NETWORK_AUTHENTICATION_REQUIRED):
+        return (
+            f"Something on the way to {url} refuses this request ({error}): a proxy, a firewall or a login "
+            "page of this network, not the coordinator. Open the address in a browser on this machine."
         )
-    return Diagnosis(
-        f"What answers at {url} is not a coordinator ({error}). Check host, port and path of the address."
+    if status < HTTPStatus.MULTIPLE_CHOICES and error.is_page:
+        return (
+            f"A web page answers at {url}, not a coordinator ({error}): a login page of this network, or "
+            "another service. Open the address in a browser on this machine, and check host, port and path."
+        )
+    return f"What answers at {url} is not a coordinator ({error}). Check host, port and path of the address."
+
+
+def _diagnose_redirect(error: UnexpectedAnswer, url: str) -> str:
+    """By whether it leads to another machine; an address within the same one is most often its TLS port."""
+    here, target = urlsplit(url), urlsplit(error.location)
+    if target.hostname in (None, here.hostname):
+        where = f" ({target.scheme}://{target.netloc})" if target.netloc else ""
+        return f"{url} redirects to another address{where} (status {error.status}); give the worker that one."
+    return (
+        f"{url} redirects to {target.hostname} (status {error.status}): a login page of this network, or the "
+        "coordinator has moved. Open the address in a browser on this machine."
     )
 
 
@@ -119,7 +151,7 @@ def _diagnose_network(error: httpx.HTTPError, url: str) -> Diagnosis:
     if isinstance(error, httpx.TimeoutException):
         return Diagnosis(f"The coordinator at {url} accepted the connection but does not answer in time.")
     if isinstance(error, httpx.ProxyError):
-        return Diagnosis(f"The web proxy refuses to connect to {url}: {error}")
+        return Diagnosis(_diagnose_proxy(error, url))
     broken = f"The connection to {url} broke ({type(error).__name__})."
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and parts.scheme == "http":
         # how a TLS port answers plain HTTP, too; or the coordinator is just being restarted
@@ -127,11 +159,19 @@ def _diagnose_network(error: httpx.HTTPError, url: str) -> Diagnosis:
     return Diagnosis(broken)
 
 
+def _diagnose_proxy(error: httpx.ProxyError, url: str) -> str:
+    words = str(error)[:200]
+    if words.startswith(str(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED.value)):
+        return f"On the way to {url}, {_PROXY_ASKS}"
+    return f"The web proxy does not connect to {url} ({words}). Ask its administrator, or unset its variable."
+
+
 def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Diagnosis(
             f"The certificate of {url} is not trusted: {cause.verify_message}. If the coordinator uses its "
-            "own certificate authority, pass that authority's file with --ca-file."
+            "own certificate authority, or a proxy of this network opens TLS connections, pass that "
+            "authority's file with --ca-file."
         )
     if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
         return Diagnosis(

@@ -13,6 +13,7 @@ import gc
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Final
 
 import httpx
@@ -25,15 +26,19 @@ from shared.problems import (
     InvalidConfiguration,
     Problem,
     ServiceFault,
+    TooLarge,
     Unauthorised,
 )
+from shared.texts import format_size
+from worker.answers import UnexpectedAnswer
 from worker.shutdown import ShutdownRequested
 
 __all__ = [
     "FAULTS",
+    "UPLOAD_BREAKS",
     "LocalFault",
-    "UnexpectedAnswer",
     "concerns_all_runs",
+    "describe_broken_upload",
     "describe_fault",
     "is_disk_full",
     "local_faults",
@@ -45,16 +50,6 @@ _UNFIT: Final = {
     Doing.LOADING_TEST_DATA: FaultCode.DATA_UNFIT,
     Doing.COUNTING: FaultCode.DATA_UNFIT,
 }
-_BODY_TOO_LARGE: Final = 413
-
-
-class UnexpectedAnswer(Exception):
-    """Something answered, but not as a coordinator does: a proxy, or another service at this address."""
-
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(f"status {status}, {what}")
-        self.status = status
-        self.what = what
 
 
 class LocalFault(Exception):
@@ -67,6 +62,13 @@ class LocalFault(Exception):
 
 FAULTS = (Problem, UnexpectedAnswer, LocalFault, httpx.HTTPError, OSError)
 """What a call or a local file may raise in normal operation."""
+
+UPLOAD_BREAKS = (
+    UnexpectedAnswer,
+    *(httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError),
+    *(httpx.ReadTimeout, httpx.WriteTimeout),
+)
+"""What may end an upload although other requests go through."""
 
 
 @contextmanager
@@ -99,15 +101,34 @@ def describe_fault(error: BaseException, doing: Doing) -> LocalFault:
     if isinstance(error, Problem):
         return _describe_problem(error, doing)
     if isinstance(error, UnexpectedAnswer):
-        return LocalFault(Fault(FaultCode.BODY_REFUSED, counts={"status": error.status}), _text(error))
+        return _describe_refused_body(error)
     if isinstance(error, OSError):
         return LocalFault(Fault(FaultCode.DATA_UNREADABLE, doing), f"{doing} failed: {_located(error)}")
     return LocalFault(Fault(FaultCode.TASK_ERROR, doing), f"{doing} failed: {_located(error)}")
 
 
+def describe_broken_upload(error: Exception, sent_bytes: int) -> LocalFault:
+    """Both texts for an update that does not arrive, while the coordinator can be reached."""
+    if isinstance(error, UnexpectedAnswer) and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _describe_refused_body(error)
+    size, why = format_size(sent_bytes), _text(error) or type(error).__name__
+    return LocalFault(
+        Fault(FaultCode.UPLOAD_CUT, counts={"bytes": sent_bytes}),
+        f"The update of {size} did not arrive ({why}). If other requests go through, a proxy or firewall on "
+        "the way cuts what is long or large.",
+    )
+
+
+def _describe_refused_body(error: UnexpectedAnswer) -> LocalFault:
+    told = Fault(FaultCode.BODY_REFUSED, counts={"status": error.status, "bytes": error.sent_bytes})
+    return LocalFault(told, f"{told.sentence} Its administrator has to let such bodies through.")
+
+
 def _describe_problem(error: Problem, doing: Doing) -> LocalFault:
     if error.remote:
         return LocalFault(Fault(FaultCode.REFUSED, counts={"status": error.status}), _text(error))
+    if isinstance(error, TooLarge):
+        return LocalFault(Fault(FaultCode.FILE_TOO_LARGE), _text(error))
     if isinstance(error, DataUnfit):
         return LocalFault(Fault(FaultCode.DATA_UNFIT), _text(error))
     if isinstance(error, InvalidConfiguration):
@@ -154,7 +175,7 @@ def concerns_all_runs(error: BaseException) -> bool:
     if isinstance(error, ShutdownRequested | httpx.HTTPError):
         return True
     if isinstance(error, UnexpectedAnswer):
-        return error.status != _BODY_TOO_LARGE
+        return error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     if isinstance(error, Problem) and error.remote:
         return isinstance(error, ServiceFault | Unauthorised | IncompatibleVersion)
     return isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError))

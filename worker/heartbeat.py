@@ -11,8 +11,8 @@ import httpx
 
 from shared.problems import Problem
 from shared.schemas import Progress, Train
+from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient
-from worker.faults import UnexpectedAnswer
 
 if TYPE_CHECKING:
     from shared.training import TrainProgress

@@ -212,7 +212,7 @@ class RunJournal:
 
     # ------------------------------------------------------------ downloaded blobs
 
-    def fetch_blob(self, digest: Digest, fetch: Callable[[str, Path], int]) -> Path:
+    def fetch_blob(self, digest: Digest, fetch: Callable[[str, Path], object]) -> Path:
         """The blob's file; ``fetch(digest, path)`` downloads it if it is not here yet."""
         path = self._blobs / digest
         if digest not in self._verified and _hash_file(path) != digest:

@@ -20,6 +20,7 @@ from worker.changed_data import DataWatch
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import NOT_MEANT, decline_all, enrol, find_enrolment, is_meant, submit_discrepancy
 from worker.faults import FAULTS, LocalFault, concerns_all_runs, describe_fault
+from worker.poll_wait import CUTS, PollWait
 
 if TYPE_CHECKING:
     from shared.schemas import RunView
@@ -34,6 +35,8 @@ __all__ = ["Backoff", "NothingDelivered", "Refused", "Unusable", "Worker"]
 
 TRIES = 5
 """How often an assignment is tried whose fault may be over in a moment, before the coordinator is told."""
+UPLOAD_TRIES = 15
+"""The same for an update that is cut on its way: some minutes, since the network may be bad for a while."""
 
 LONGEST_DELAY_SECONDS = 30.0
 FIRST_DELAY_SECONDS = 0.5
@@ -130,6 +133,7 @@ class Worker:
         self._backoff = backoff
         self._reporter = reporter
         self._data = DataWatch(coordinator, journal, site, reporter.say)
+        self._wait = PollWait(settings.wait_seconds)
         self._indexes: dict[str, int | None] = {}
         self._tries: dict[str, int] = {}
         self._done = False
@@ -186,13 +190,22 @@ class Worker:
 
     def _poll(self) -> None:
         self._rounds.shutdown.check()
-        began = time.monotonic()
-        assignment = self._coordinator.work(self._settings.wait_seconds)
+        began, wait = time.monotonic(), self._wait.seconds
+        try:
+            assignment = self._coordinator.work(wait)
+        except CUTS as error:
+            if not self._wait.is_cut(error, time.monotonic() - began):
+                raise
+            self._backoff.sleep(self._backoff.rng.uniform(0.0, FIRST_DELAY_SECONDS))
+            return
+        took = time.monotonic() - began
+        if shortened := self._wait.note_answer(took):
+            self._reporter.say(shortened)
         if not isinstance(assignment, Wait):
             self._act(assignment)
             return
         self._reporter.say_waiting(assignment.reason or "Waiting for work.")
-        if time.monotonic() - began < min(SHORTEST_POLL_SECONDS, self._settings.wait_seconds):
+        if took < min(SHORTEST_POLL_SECONDS, wait):
             self._backoff.sleep(self._backoff.rng.uniform(0.0, SHORTEST_POLL_SECONDS))  # it shuts down
 
     def _act(self, assignment: Work) -> None:
@@ -249,7 +262,8 @@ class Worker:
                 self._coordinator.decline(assignment.run, fault)
             raise Unusable(fault)
         tries = self._tries[assignment.run] = self._tries.get(assignment.run, 0) + 1
-        if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < TRIES):
+        most = UPLOAD_TRIES if code is FaultCode.UPLOAD_CUT else TRIES
+        if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < most):
             raise fault
         if isinstance(assignment, Train) and code not in LASTING:
             self._rounds.give_up(assignment, fault)

@@ -15,10 +15,11 @@ from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.schemas import PROTOCOL, Registration
 from shared.versions import VERSION
+from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient, load_trust
 from worker.diagnose import diagnose
 from worker.enrolment import decline_all
-from worker.faults import LocalFault, UnexpectedAnswer
+from worker.faults import LocalFault
 from worker.loop import Backoff, NothingDelivered, Refused, Unusable, Worker
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested

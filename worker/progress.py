@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from shared.texts import escape_controls
+from shared.texts import escape_line
 
 if TYPE_CHECKING:
     from shared.training import TrainProgress
 
-__all__ = ["Reporter", "format_size"]
+__all__ = ["Reporter"]
 
 Show = Callable[["TrainProgress"], None]
 
@@ -41,7 +41,7 @@ class Reporter:
 
     def _write_line(self, text: str) -> None:
         moment = self._now().astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        self._stream.write(f"{moment}  {escape_controls(text)}\n")  # others wrote parts of it
+        self._stream.write(f"{moment}  {escape_line(text)}\n")  # others wrote parts of it
         self._stream.flush()
 
     @contextmanager
@@ -69,19 +69,3 @@ class Reporter:
                 bars.update(bar, completed=progress.step, total=progress.steps, loss=loss)
 
             yield show
-
-
-def format_size(count: int) -> str:
-    """Bytes for people.
-
-    >>> format_size(532), format_size(248_024), format_size(44_880_528)
-    ('532 B', '248.0 kB', '44.9 MB')
-    """
-    if count < 1000:
-        return f"{count} B"
-    number = float(count)
-    for unit in ("kB", "MB", "GB"):
-        number /= 1000
-        if number < 1000:
-            return f"{number:.1f} {unit}"
-    return f"{number / 1000:.1f} TB"

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shared.device import is_out_of_memory
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
 from shared.schemas import UpdateReport
+from shared.texts import format_size
 from shared.training import LocalResult, Stopped
 from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.workbench import ClientTask
 from worker.diagnose import diagnose
 from worker.disclosure import told_size
-from worker.faults import LocalFault, describe_fault, is_disk_full, local_faults
+from worker.faults import (
+    UPLOAD_BREAKS,
+    LocalFault,
+    describe_broken_upload,
+    describe_fault,
+    is_disk_full,
+    local_faults,
+)
 from worker.heartbeat import Heartbeat
-from worker.progress import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +90,7 @@ class RoundWork:
     def _make_update(self, assignment: Train, local: LocalRun, journal: RunJournal) -> FinishedUpdate | None:
         """None: the coordinator wants it no more, or this process is to end."""
         try:
-            job = self._prepare(assignment, local, journal, self._fetch(assignment, journal))
+            job = self._prepare(assignment, local, journal, self._fetch(assignment, local, journal))
             with self.shutdown.defer():
                 return self._train(job, journal)
         except (OSError, StorageUnavailable) as error:
@@ -90,11 +98,16 @@ class RoundWork:
                 Heartbeat(self.coordinator, assignment, self.clock).send()
             raise
 
-    def _fetch(self, assignment: Train, journal: RunJournal) -> dict[str, Path]:
+    def _fetch(self, assignment: Train, local: LocalRun, journal: RunJournal) -> dict[str, Path]:
         """Download what the round starts from, and remove what older rounds started from."""
-        wanted = {digest for digest in (assignment.model, assignment.broadcast) if digest is not None}
-        journal.keep_only(wanted)
-        return {digest: journal.fetch_blob(digest, self.coordinator.download) for digest in sorted(wanted)}
+        longest = {assignment.model: local.workbench.model_bytes}
+        if assignment.broadcast is not None:
+            longest[assignment.broadcast] = local.workbench.broadcast_bytes
+        journal.keep_only(set(longest))
+        return {digest: self._fetch_file(digest, longest[digest], journal) for digest in sorted(longest)}
+
+    def _fetch_file(self, digest: str, longest: int, journal: RunJournal) -> Path:
+        return journal.fetch_blob(digest, partial(self.coordinator.download, longest=longest))
 
     def _prepare(
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
@@ -180,6 +193,8 @@ class RoundWork:
         except InvalidRequest as invalid:  # also other data than enrolled: sent again, it stays refused
             self.give_up(assignment, _describe_refusal(invalid))
             return
+        except UPLOAD_BREAKS as error:
+            raise describe_broken_upload(error, update.bytes) from error
         journal.note_delivered()
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
@@ -201,7 +216,7 @@ class RoundWork:
         Raises :class:`worker.faults.LocalFault` if it cannot be scored here; it is asked for again.
         """
         journal.keep_only({assignment.model})
-        path = journal.fetch_blob(assignment.model, self.coordinator.download)
+        path = self._fetch_file(assignment.model, local.workbench.model_bytes, journal)
         with local_faults(Doing.SCORING):
             local.workbench.load_model(path)
             metrics = self._evaluate(local)

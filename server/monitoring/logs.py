@@ -8,8 +8,19 @@ import logging
 from typing import Any
 
 from server.settings import Settings
+from shared.texts import escape_controls, escape_line
 
-__all__ = ["JsonFormatter", "logging_config"]
+__all__ = ["JsonFormatter", "TextFormatter", "logging_config"]
+
+
+class TextFormatter(logging.Formatter):
+    """One line, in which what others wrote obeys no terminal and begins no line; a traceback below it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escape_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return escape_controls(super().formatException(ei))
 
 
 class JsonFormatter(logging.Formatter):
@@ -34,7 +45,10 @@ def logging_config(settings: Settings) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"},
+            "text": {
+                "()": "server.monitoring.logs.TextFormatter",
+                "fmt": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+            },
             "json": {"()": "server.monitoring.logs.JsonFormatter"},
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": settings.log_format}},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.blobs import BlobStore
-from server.runs.layout import largest_bytes
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
@@ -32,7 +31,7 @@ def make_initial(
         NotFound: no such weights were uploaded.
     """
     from shared.algorithms import load_algorithm
-    from shared.wire import update_layout
+    from shared.wire import largest_bytes, update_layout
 
     algorithm = load_algorithm(config.algorithm)
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,15 +12,12 @@ from cachetools import LRUCache
 from server.database.store import Store
 from server.threads import Threads
 from shared.schemas import RunView
-from shared.wire.header import DTYPES
 
 if TYPE_CHECKING:
     from shared.wire import Layout
 
-__all__ = ["HEADER_ALLOWANCE", "RunLayout", "RunLayouts", "largest_bytes", "layout_of"]
+__all__ = ["RunLayout", "RunLayouts", "layout_of"]
 
-HEADER_ALLOWANCE = 2**20
-HEADER_PER_TENSOR = 1024
 REMEMBERED_RUNS = 64
 
 
@@ -41,16 +37,10 @@ class RunLayout:
 def layout_of(run: RunView) -> RunLayout:
     """Imports PyTorch: call it on a thread."""
     from shared.algorithms import load_algorithm
-    from shared.wire import update_layout
+    from shared.wire import largest_bytes, update_layout
 
     tensors = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
     return RunLayout(run.config.task, run.classes, tensors, largest_bytes(tensors))
-
-
-def largest_bytes(layout: Layout) -> int:
-    """Bytes of a file of this layout, with an allowance for its header."""
-    data = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in layout.values())
-    return data + HEADER_ALLOWANCE + HEADER_PER_TENSOR * len(layout)
 
 
 class RunLayouts:

@@ -91,6 +91,16 @@ class Workbench:
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
 
+    @property
+    def model_bytes(self) -> int:
+        """The most that a file of the run's model can have."""
+        return wire.largest_bytes(wire.model_layout(self.manifest))
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """The most that a file of what the algorithm sends beside the model can have."""
+        return wire.largest_bytes(wire.groups_layout(self.manifest, self.algorithm.downloads))
+
     # ------------------------------------------------------------ data
 
     def forget_examples(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ __all__ = [
     "Written",
     "groups_layout",
     "key",
+    "largest_bytes",
     "model_layout",
     "opened",
     "read_group",
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 MODEL = "model"
+_HEADER_ALLOWANCE = 2**20
+_HEADER_PER_TENSOR = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ def update_layout(
 def groups_layout(manifest: Iterable[TensorSpec], groups: Sequence[str]) -> Layout:
     """A file of parameter-shaped groups only: server state, or what a client keeps."""
     return _layout(_parameter_groups(tuple(manifest), groups))
+
+
+def largest_bytes(layout: Layout) -> int:
+    """Bytes of a file of this layout, with an allowance for its header."""
+    data = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in layout.values())
+    return data + _HEADER_ALLOWANCE + _HEADER_PER_TENSOR * len(layout)
 
 
 def _parameter_groups(manifest: Sequence[TensorSpec], groups: Sequence[str]) -> list[tuple[str, TensorSpec]]:

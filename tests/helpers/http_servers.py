@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["Answer", "Request", "closed_port", "http_server", "listening"]
+import httpx
+
+__all__ = ["Answer", "Request", "closed_port", "http_server", "listening", "transport"]
 
 
 @dataclass
@@ -74,6 +76,16 @@ def http_server(answer: Callable[[Request], Answer], tls: ssl.SSLContext | None 
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def transport(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.MockTransport:
+    """The network as a function, whose answers are yet to be read, as those of a socket are."""
+
+    def unread(request: httpx.Request) -> httpx.Response:
+        made = answer(request)
+        return httpx.Response(made.status_code, headers=made.headers, stream=httpx.ByteStream(made.content))
+
+    return httpx.MockTransport(unread)
 
 
 @contextmanager

@@ -13,17 +13,18 @@ import pytest
 from shared import problems
 from shared.schemas import Enrol, Registration, UpdateReport, Wait
 from shared.wire.digests import parse_content_digest
-from tests.helpers.http_servers import Answer, Request, http_server
+from tests.helpers.http_servers import Answer, Request, http_server, transport
+from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient, load_trust
-from worker.faults import UnexpectedAnswer
 
 BLOB = bytes(range(256)) * 20_000  # 5 MB: several chunks
 DIGEST = hashlib.sha256(BLOB).hexdigest()
+LONGEST = len(BLOB) + 1000
 REPORT = UpdateReport(attempt=2, steps=7, examples=100, loss=0.5, seconds=1.25)
 
 
 def answering(response: httpx.Response) -> CoordinatorClient:
-    return CoordinatorClient("http://coordinator", transport=httpx.MockTransport(lambda _: response))
+    return CoordinatorClient("http://coordinator", transport=transport(lambda _: response))
 
 
 def problem(kind: type[problems.Problem], **more: object) -> httpx.Response:
@@ -86,14 +87,16 @@ def test_work_is_an_assignment_or_to_wait_with_the_reason() -> None:
 def test_registration_uses_the_join_code_and_later_calls_the_token() -> None:
     def answer(request: Request) -> Answer:
         tokens.append(request.headers["authorization"])
-        return Answer(201, b'{"client": "north", "token": "t0ken"}')
+        if request.method == "DELETE":
+            return Answer(204)
+        return Answer(201, b'{"client": "north", "token": "a-t0ken-of-the-site"}')
 
     tokens: list[str] = []
     with http_server(answer) as url, CoordinatorClient(url) as coordinator:
         credential = coordinator.register("join-code", Registration(name="north"))
         coordinator.authenticate(credential.token)
         coordinator.leave("demo")
-    assert (credential.client, tokens) == ("north", ["Bearer join-code", "Bearer t0ken"])
+    assert (credential.client, tokens) == ("north", ["Bearer join-code", "Bearer a-t0ken-of-the-site"])
 
 
 def test_no_log_record_holds_a_token(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,11 +131,11 @@ def test_a_download_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
     path, part = tmp_path / DIGEST, tmp_path / f"{DIGEST}.part"
     with http_server(answer) as url, CoordinatorClient(url) as coordinator:
         with pytest.raises(httpx.RemoteProtocolError):
-            coordinator.download(DIGEST, path)
+            coordinator.download(DIGEST, path, LONGEST)
         have = part.stat().st_size
         assert 0 < have <= 2_000_000
         assert not path.exists()
-        assert coordinator.download(DIGEST, path) == len(BLOB) - have
+        assert coordinator.download(DIGEST, path, LONGEST) == len(BLOB) - have
     assert ranges == [None, f"bytes={have}-"]
     assert path.read_bytes() == BLOB
     assert not part.exists()
@@ -141,14 +144,14 @@ def test_a_download_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_part_that_is_whole_needs_no_bytes(tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.part").write_bytes(BLOB)
     with http_server(_ranges) as url, CoordinatorClient(url) as coordinator:
-        assert coordinator.download(DIGEST, tmp_path / DIGEST) == 0
+        assert coordinator.download(DIGEST, tmp_path / DIGEST, LONGEST) == 0
     assert (tmp_path / DIGEST).read_bytes() == BLOB
 
 
 def test_a_server_without_ranges_sends_the_whole_again(tmp_path: Path) -> None:
     (tmp_path / f"{DIGEST}.part").write_bytes(BLOB[:1000])
     with http_server(lambda _: Answer(body=BLOB)) as url, CoordinatorClient(url) as coordinator:
-        assert coordinator.download(DIGEST, tmp_path / DIGEST) == len(BLOB)
+        assert coordinator.download(DIGEST, tmp_path / DIGEST, LONGEST) == len(BLOB)
     assert (tmp_path / DIGEST).read_bytes() == BLOB
 
 
@@ -164,7 +167,7 @@ def test_bytes_of_another_digest_are_deleted_and_refused(tmp_path: Path, part: b
 
     refused = pytest.raises(problems.DigestMismatch, match=DIGEST)
     with http_server(answer) as url, CoordinatorClient(url) as coordinator, refused:
-        coordinator.download(DIGEST, tmp_path / DIGEST)
+        coordinator.download(DIGEST, tmp_path / DIGEST, LONGEST)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,9 +15,9 @@ from shared import problems
 from shared.files import storage_errors
 from shared.schemas import Wait
 from tests.helpers.http_servers import Answer, closed_port, http_server, listening
+from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient
 from worker.diagnose import Diagnosis, diagnose
-from worker.faults import UnexpectedAnswer
 
 
 @pytest.fixture(scope="module")

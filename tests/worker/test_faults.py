@@ -26,9 +26,9 @@ from shared.problems import (
 from tests.helpers.live_coordinator import Live
 from tests.helpers.own_tasks import RAISED
 from tests.helpers.worker_crew import Member, create, keep, worker
+from worker.answers import UnexpectedAnswer
 from worker.faults import (
     LocalFault,
-    UnexpectedAnswer,
     concerns_all_runs,
     describe_fault,
     is_disk_full,
@@ -322,7 +322,7 @@ def test_a_fault_takes_its_own_counts_and_nothing_else(wrong: dict[str, Any]) ->
 
 
 def test_every_sentence_can_be_said() -> None:
-    figures = {"parts": 3, "index": 4, "now": 5, "enrolled": 6, "status": 413, "examples": 7}
+    figures = {"parts": 3, "index": 4, "now": 5, "enrolled": 6, "status": 413, "examples": 7, "bytes": 38_756}
     for code, template in SENTENCES.items():
         counts = {name: count for name, count in figures.items() if f"{{{name}}}" in template}
         doing = Doing.TRAINING if "{doing}" in template else None

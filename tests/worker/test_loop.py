@@ -13,7 +13,7 @@ import pytest
 
 from shared.problems import InvalidConfiguration, RevokedToken, StorageUnavailable
 from shared.schemas import Wait
-from tests.helpers.http_servers import Answer, Request, http_server
+from tests.helpers.http_servers import Answer, Request, http_server, transport
 from worker.client import CoordinatorClient
 from worker.loop import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Backoff, Refused
 from worker.main import run
@@ -84,8 +84,8 @@ def test_a_configuration_that_the_coordinator_refuses_is_waited_out() -> None:
         httpx.Response(200, json={"kind": "wait", "reason": "2 of 3 trainers are ready"}),
     ]
     stream, delays = io.StringIO(), list[float]()
-    transport = httpx.MockTransport(lambda _: answers.pop(0))
-    with CoordinatorClient("http://coordinator", transport=transport) as coordinator:
+    network = transport(lambda _: answers.pop(0))
+    with CoordinatorClient("http://coordinator", transport=network) as coordinator:
         backoff = _backoff(delays.append, stream)
         assert backoff.retry(lambda: coordinator.work(0)) == Wait(reason="2 of 3 trainers are ready")
     assert len(delays) == 1
