@@ -245,7 +245,7 @@ def test_what_others_wrote_is_shown_as_text(capsys: pytest.CaptureFixture[str]) 
         accuracy=None,
     )
     console.print_runs([summary])
-    console._print(hostile)
+    console.say(hostile)
     stream = io.StringIO()
     Reporter(stream, lambda: dt.datetime.now(dt.UTC), terminal=True).say(hostile)
     for shown in (capsys.readouterr().out, stream.getvalue()):
