@@ -136,6 +136,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sess
 
     @router.get("/compare")
     def compare(
+        request: Request,
         runs: Annotated[list[str], Query(max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
         baseline: Annotated[str, Query(max_length=200)] = "",
         measure: Annotated[str, Query(max_length=20)] = "",
@@ -144,7 +145,7 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sess
         apart: Annotated[str, Query(max_length=1)] = "",
     ) -> HTMLResponse:
         asked = Asked(runs, baseline, measure, target, round, apart)
-        return answer("compare.html", lambda now: compare_page(store, asked, now))
+        return answer(request, "compare.html", lambda now: compare_page(store, asked, now))
 
     @router.get("/problems")
     def problems(request: Request) -> HTMLResponse:
