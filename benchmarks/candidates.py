@@ -9,9 +9,9 @@ import json
 import statistics
 from pathlib import Path
 
-from shared.discrepancy import discrepancy
+from shared.discrepancy import discrepancy, largest
 from worker.candidates import count_fits
-from worker.noise import largest, make_noise, sensitivity
+from worker.noise import make_noise, sensitivity
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "privacy" / "candidates.jsonl"
 SITES: dict[int, list[tuple[int, ...]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from shared.config import RunConfig
 from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
+    ApprovalRequest,
     ClientView,
     ControlRequest,
+    EnrolmentStatus,
+    EnrolmentView,
     InitialBlob,
     JoinToken,
     JoinTokenRequest,
+    Role,
     RoundView,
     RunRequest,
     RunView,
@@ -30,7 +34,16 @@ from worker.answers import LONG_BYTES, UnexpectedAnswer
 from worker.client import CoordinatorClient, load_trust
 from worker.diagnose import diagnose
 
-__all__ = ["AdminClient", "connect", "create_run", "load_config", "make_run_request"]
+__all__ = [
+    "AdminClient",
+    "approve",
+    "connect",
+    "create_run",
+    "list_waiting",
+    "load_config",
+    "make_invitation",
+    "make_run_request",
+]
 
 ROUNDS_BYTES = 2**28
 
@@ -56,10 +69,17 @@ class AdminClient(CoordinatorClient):
         request = ControlRequest(reason=reason)
         return self._json(RunView, "POST", f"/runs/{run}/{action}", body=request, longest=LONG_BYTES)
 
-    def invite(self, uses: int | None = None, valid_seconds: int | None = None) -> JoinToken:
-        return self._json(
-            JoinToken, "POST", "/join-tokens", body=JoinTokenRequest(uses=uses, valid_seconds=valid_seconds)
+    def approve(self, run: str, client: str, examples: int) -> None:
+        """Let a client in whose size waits for approval; ``examples`` is the size that was looked at."""
+        self._call(
+            "POST", f"/runs/{run}/enrolments/{client}/approve", body=ApprovalRequest(examples=examples)
         )
+
+    def refuse(self, run: str, client: str, reason: str) -> None:
+        self._call("POST", f"/runs/{run}/enrolments/{client}/refuse", body=ControlRequest(reason=reason))
+
+    def invite(self, request: JoinTokenRequest) -> JoinToken:
+        return self._json(JoinToken, "POST", "/join-tokens", body=request)
 
     def clients(self) -> list[ClientView]:
         return answers.parse(_CLIENTS, self._call("GET", "/clients", longest=LONG_BYTES), "a list of clients")
@@ -162,3 +182,42 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
         config=config.model_copy(update={"classes": task.classes}),
         initial=InitialBlob(digest=written.digest, manifest=manifest),
     )
+
+
+def make_invitation(
+    *, uses: int, days: float, role: Role | None, group: str | None, name: str | None
+) -> JoinTokenRequest:
+    """``uses`` 0: any number of clients; ``days`` 0: valid until it is revoked."""
+    try:
+        return JoinTokenRequest(
+            uses=uses or None,
+            valid_seconds=max(1, round(days * 86400)) if days else None,
+            role=role,
+            group=group,
+            name=name,
+        )
+    except ValidationError as error:
+        raise InvalidConfiguration(f"The join code cannot be made: {_describe_faults(error)}.") from None
+
+
+def list_waiting(client: AdminClient, run: str) -> list[EnrolmentView]:
+    """The clients that wait for approval."""
+    enrolments = client.run(run).enrolments
+    return [row for row in enrolments if row.status is EnrolmentStatus.AWAITING_APPROVAL]
+
+
+def approve(client: AdminClient, run: str, names: Sequence[str], examples: int | None) -> Iterator[str]:
+    """Approve clients with the sizes that they declare; yields a sentence for each.
+
+    ``examples``: only if this is the size. Raises :class:`InvalidConfiguration` for one that does not wait.
+    """
+    waiting = {row.client: row for row in list_waiting(client, run)}
+    for name in names:
+        if name not in waiting:
+            raise InvalidConfiguration(
+                f"{name} does not wait for approval in {run}.",
+                hint=f"feddisco run approve {run} lists who does.",
+            )
+        size = waiting[name].examples if examples is None else examples
+        client.approve(run, name, size)
+        yield f"{name} takes part in {run} with {size} examples."

@@ -14,7 +14,9 @@ from rich.text import Text
 from feddisco.admin import AdminClient
 from shared.schemas import (
     ClientView,
+    EnrolmentView,
     EvaluationView,
+    JoinToken,
     LedgerRow,
     RoundStatus,
     RoundView,
@@ -25,6 +27,7 @@ from shared.schemas import (
 from shared.texts import escape_controls
 
 __all__ = [
+    "describe_join_token",
     "find_newest",
     "follow",
     "print_accuracy",
@@ -32,6 +35,7 @@ __all__ = [
     "print_ledger",
     "print_run",
     "print_runs",
+    "print_waiting",
     "say",
 ]
 
@@ -96,10 +100,33 @@ def print_clients(clients: Sequence[ClientView]) -> None:
             _format_time(c.registered_at),
             _format_time(c.last_seen_at),
             c.version,
+            c.group or "",
+            c.role.value if c.role else "any",
         )
         for c in clients
     )
-    _print_table("Clients", "client", "token", "registered (UTC)", "last seen (UTC)", "version", rows=rows)
+    columns = ("client", "token", "registered (UTC)", "last seen (UTC)", "version", "group", "role")
+    _print_table("Clients", *columns, rows=rows)
+
+
+def describe_join_token(token: JoinToken) -> str:
+    """``join code 3, valid for 1 client until 2026-12-05T12:00+00:00, as evaluator``."""
+    clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
+    until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
+    words = [f"join code {token.id}, valid for {clients}", f"until {until}"]
+    words += [f"named {token.name}"] if token.name else []
+    words += [f"in the group {token.group}"] if token.group else []
+    words += [f"as {token.role.value} only"] if token.role else []
+    return ", ".join(words)
+
+
+def print_waiting(run: str, waiting: Sequence[EnrolmentView]) -> None:
+    """Who waits for the operator's approval, and why."""
+    if not waiting:
+        say(f"Nobody waits for approval in {run}.")
+        return
+    rows = ((row.client, row.role.value, str(row.examples), row.reason or "") for row in waiting)
+    _print_table(f"Waiting for approval in {run}", "client", "role", "examples", "why", rows=rows)
 
 
 def print_ledger(rows: Sequence[LedgerRow], title: str) -> None:

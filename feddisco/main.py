@@ -19,6 +19,7 @@ from feddisco.settings import CONNECTION, ConsoleSettings
 from feddisco.settings import load as load_console_settings
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem
+from shared.schemas import JOIN_TOKEN_SECONDS, Role
 from shared.texts import escape_controls
 from worker.settings import WorkerSettings
 from worker.settings import load as load_worker_settings
@@ -451,6 +452,41 @@ def run_stop(run: str, reason: str = "", **flags: Any) -> None:
     _control("stop", run, flags, reason)
 
 
+@run_app.command("approve")
+@calls_coordinator
+def run_approve(
+    run: str,
+    clients: Annotated[
+        list[str] | None, typer.Argument(help="Clients to let in. Without any, those that wait are listed.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Approve this size only. Without it, the one declared.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Let clients into a run whose sizes wait for approval."""
+    from feddisco.admin import approve, connect, list_waiting
+    from feddisco.console import print_waiting
+
+    with connect(load_console_settings(flags)) as client:
+        if not clients:
+            print_waiting(run, list_waiting(client, run))
+            return
+        for sentence in approve(client, run, clients, examples):
+            _echo(sentence)
+
+
+@run_app.command("refuse")
+@calls_coordinator
+def run_refuse(run: str, client_id: str, reason: str = "", **flags: Any) -> None:
+    """Take a client out of a run, or keep it out. If it comes again, it waits for approval."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        client.refuse(run, client_id, reason)
+        _echo(f"{client_id} takes no part in {run}.")
+
+
 @run_app.command("model")
 @calls_coordinator
 def run_model(
@@ -527,23 +563,26 @@ def run_card(
 @clients_app.command("invite")
 @calls_coordinator
 def clients_invite(
-    uses: Annotated[
-        int | None, typer.Option(help="How many clients may join with it. Without it, any number.")
-    ] = None,
+    uses: Annotated[int, typer.Option(min=0, help="How many clients may join with it; 0: any number.")] = 1,
     days: Annotated[
-        float | None, typer.Option(help="How many days it is valid. Without it, until it is revoked.")
+        float, typer.Option(min=0, help="How many days it is valid; 0: until it is revoked.")
+    ] = JOIN_TOKEN_SECONDS / 86400,
+    role: Annotated[
+        Role | None, typer.Option(help="The only role in which its clients may take part in runs.")
     ] = None,
+    group: Annotated[str | None, typer.Option(help="Group of its clients, which runs may admit.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of its one client, kept for it.")] = None,
     **flags: Any,
 ) -> None:
-    """Make a join code for the sites. It is shown only once."""
-    from feddisco.admin import connect
+    """Make a join code for a site. It is shown only once."""
+    from feddisco.admin import connect, make_invitation
+    from feddisco.console import describe_join_token
 
+    request = make_invitation(uses=uses, days=days, role=role, group=group, name=name)
     with connect(load_console_settings(flags)) as client:
-        token = client.invite(uses, None if days is None else int(days * 86400))
-        until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
-        clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
+        token = client.invite(request)
         _echo(token.token)
-        _echo(f"join code {token.id}, valid for {clients}, until {until}", err=True)
+        _echo(describe_join_token(token), err=True)
 
 
 @clients_app.command("list")

@@ -7,7 +7,7 @@ Extra fields are refused; every message names the field and the value received.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,12 +20,16 @@ from shared.weightings.sizes import SizesWeighting
 from shared.weightings.uniform import UniformWeighting
 
 __all__ = [
+    "ANYONE",
+    "EVERYBODY",
     "AlgorithmChoice",
     "DiscoWeighting",
     "Draws",
     "Frozen",
     "LocalTraining",
+    "Members",
     "Metric",
+    "Participants",
     "Partition",
     "RunConfig",
     "SizesWeighting",
@@ -168,6 +172,51 @@ def _spelled_out(found: dict[str, str]) -> dict[str, Any]:
     return dict(found)
 
 
+Members = (
+    Literal["anyone"] | tuple[Annotated[str, Field(pattern=r"^(group:)?[a-z0-9][a-z0-9._-]{0,62}$")], ...]
+)
+ANYONE: Final = "anyone"
+
+
+class Participants(Frozen):
+    """Who may take part in a run, and as what: clients by name, ``group:NAME``, or ``anyone``.
+
+    A role that is left out is nobody's. Short forms: ``anyone``, or one list for both roles.
+    """
+
+    trainers: Members = ()
+    evaluators: Members = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"trainers": value, "evaluators": value} if isinstance(value, str | list | tuple) else value
+
+    @model_validator(mode="after")
+    def _somebody(self) -> Self:
+        if not self.trainers:
+            raise ValueError("trainers: name at least one client or group, or anyone")
+        return self
+
+    def admits(self, role: str, client: str, group: str | None) -> bool:
+        """Whether a client may take part as ``role``, trainer or evaluator.
+
+        >>> Participants(trainers=["north", "group:clinics"]).admits("trainer", "south", "clinics")
+        True
+        """
+        members = {"trainer": self.trainers, "evaluator": self.evaluators}[role]
+        return members == ANYONE or client in members or (group is not None and f"group:{group}" in members)
+
+    @property
+    def trainers_named(self) -> int | None:
+        """The most trainers there can be; None if the names do not tell."""
+        open_ended = self.trainers == ANYONE or any(member.startswith("group:") for member in self.trainers)
+        return None if open_ended else len(set(self.trainers))
+
+
+EVERYBODY: Final = Participants(trainers=ANYONE, evaluators=ANYONE)
+
+
 class RunConfig(Frozen):
     """One federated training job."""
 
@@ -182,6 +231,9 @@ class RunConfig(Frozen):
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice(name="fedavg"))
     weighting: Weighting = Field(default_factory=DiscoWeighting)
+    max_weight: float | None = Field(
+        None, gt=0, le=1, description="the largest aggregation weight of a client; the others are rescaled"
+    )
     local: LocalTraining = Field(default_factory=lambda: LocalTraining(epochs=1))
     partition: Partition | None = Field(None, description="demos and experiments only")
     min_clients: int = Field(
@@ -190,6 +242,16 @@ class RunConfig(Frozen):
         description="the run starts by itself when so many trainers are ready; partition: all of its clients",
     )
     autostart: bool = True
+    participants: Participants = Field(EVERYBODY, description="who may take part, and as what")
+    join: Literal["late", "before_start"] = Field(
+        "late", description="whether clients may still join when the run has started"
+    )
+    max_examples: int | None = Field(
+        None, ge=1, le=2**53, description="the most examples that a client may declare; None: any number"
+    )
+    approve: Literal["nothing", "sizes"] = Field(
+        "nothing", description="sizes: a client's first and every changed size waits for the operator"
+    )
     clients_per_round: int | None = Field(None, ge=1, description="None: every ready client")
     draws: Draws = Field(
         "seeded",
@@ -244,6 +306,11 @@ class RunConfig(Frozen):
         if self.clients_per_round is not None and self.clients_per_round > self.min_clients:
             raise ValueError(
                 f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}"
+            )
+        named = self.participants.trainers_named
+        if named is not None and named < self.min_clients:
+            raise ValueError(
+                f"participants names {named} trainers, fewer than min_clients {self.min_clients}"
             )
         if self.draws == "feddisco-release" and self.rounds > _RELEASE_ROUNDS:
             raise ValueError(

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from shared.problems import InvalidConfiguration, InvalidRequest
 
-__all__ = ["Metric", "discrepancy"]
+__all__ = ["Metric", "Target", "check_possible", "discrepancy", "largest", "shares"]
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
+Target = Literal["uniform"] | Sequence[float]
 Distribution = NDArray[np.float64]
+_ROUNDING = 1e-9
 
 
 def discrepancy(
@@ -54,6 +56,56 @@ def discrepancy(
     if metric not in _METRICS:
         raise InvalidConfiguration(f"metric {metric!r} is none of {', '.join(_METRICS)}")
     return max(0.0, _METRICS[metric](local, wanted))
+
+
+def shares(target: Target, classes: int) -> list[float]:
+    """The target as shares that sum to one."""
+    if isinstance(target, str):
+        return [1 / classes] * classes
+    whole = math.fsum(target)
+    return [share / whole for share in target]
+
+
+def largest(metric: Metric, target: Target, classes: int) -> float:
+    """The upper end of the metric's range: that of a client with the rarest class of the target alone.
+
+    All four are convex in the client's shares p, or (cosine) least similar where p has one class: for any p,
+    ``<p, q> >= min q`` and ``|p| <= 1``. So the end is reached at p = e_i with the smallest q_i:
+
+    * ``kl``: -ln q_i; of the classes with a share (a client that holds another is infinitely far);
+    * ``l1``: 2 (1 - q_i);  ``l2``: sqrt(1 - 2 q_i + |q|^2);  ``cosine``: 1 - q_i / |q|.
+
+    >>> round(largest("kl", "uniform", 10), 6), round(math.log(10), 6)
+    (2.302585, 2.302585)
+    """
+    wanted = shares(target, classes)
+    least = min(wanted)
+    if metric == "l1":
+        return 2 * (1 - least)
+    squares = math.fsum(share * share for share in wanted)
+    if metric == "l2":
+        return math.sqrt(1 - 2 * least + squares)
+    if metric == "cosine":
+        return 1 - least / math.sqrt(squares)
+    return -math.log(min(share for share in wanted if share > 0))
+
+
+def check_possible(value: float, metric: Metric, target: Target, classes: int) -> None:
+    """Raise InvalidRequest for a discrepancy that no labels of ``classes`` classes can have."""
+    if math.isinf(value):
+        if metric == "kl" and min(shares(target, classes)) == 0:
+            return
+        raise InvalidRequest(
+            f"the discrepancy is infinite, but no labels are infinitely far from the target by {metric}",
+            hint="Compute it from the labels with the metric and the target of the assignment.",
+        )
+    end = largest(metric, target, classes)
+    if not value <= end * (1 + _ROUNDING):
+        raise InvalidRequest(
+            f"the discrepancy {value:g} is above {end:.6g}, the largest that labels of {classes} classes can "
+            f"have by {metric}",
+            hint="Compute it from the labels with the metric and the target of the assignment.",
+        )
 
 
 def _distribution(

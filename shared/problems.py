@@ -11,12 +11,12 @@
     │       ├── DigestMismatch
     │       └── TooLarge 413
     ├── Unauthorised 401              MissingToken · WrongToken · RevokedToken
-    ├── Forbidden 403
+    ├── Forbidden 403                 NotAdmitted
     ├── NotFound 404
     ├── NotSupported 405              MethodNotAllowed 405 · UnsupportedMediaType 415
     │                                 RangeNotSatisfiable 416
     ├── Conflict 409                  right request, wrong moment
-    │   ├── NameTaken · AlreadyEnrolled · ClassContractMismatch · IndexTaken
+    │   ├── NameTaken · WrongName · AlreadyEnrolled · ClassContractMismatch · IndexTaken
     │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
     │   ├── IllegalTransition · WeightlessRound · ModelDiverged
     │   └── UpdateRefused             UpdateLate · UpdateStale · NotAParticipant
@@ -53,6 +53,7 @@ __all__ = [
     "ModelDiverged",
     "NameTaken",
     "NotAParticipant",
+    "NotAdmitted",
     "NotFinite",
     "NotFound",
     "NotSafetensors",
@@ -76,6 +77,7 @@ __all__ = [
     "UpdateStale",
     "WeightlessRound",
     "WrongDtype",
+    "WrongName",
     "WrongShape",
     "WrongToken",
     "catalogue",
@@ -210,6 +212,11 @@ class Forbidden(Problem):
     title = "Not allowed with this token"
 
 
+class NotAdmitted(Forbidden):
+    code = "not-admitted"
+    title = "The run does not admit the client"
+
+
 class NotFound(Problem):
     code = "not-found"
     status = 404
@@ -248,6 +255,11 @@ class Conflict(Problem):
 class NameTaken(Conflict):
     code = "name-taken"
     title = "The name is in use"
+
+
+class WrongName(Conflict):
+    code = "wrong-name"
+    title = "The join token is for a client of another name"
 
 
 class AlreadyEnrolled(Conflict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -112,26 +112,39 @@ class ParticipantStatus(StrEnum):
 
 
 class EnrolmentStatus(StrEnum):
+    AWAITING_APPROVAL = "awaiting_approval"
     AWAITING_DISCREPANCY = "awaiting_discrepancy"
     READY = "ready"
     AWAY = "away"
     LEFT = "left"
     FINISHED = "finished"
-    DECLINED = "declined"
+    DECLINED = "declined"  # by the client
+    REFUSED = "refused"  # by the run's admission, or by the operator
 
     @property
     def is_present(self) -> bool:
-        """The client takes part, even if nothing has been heard of it for a while."""
+        """The client has enrolled and is still there, even if nothing has been heard of it for a while."""
         return self in (
+            EnrolmentStatus.AWAITING_APPROVAL,
             EnrolmentStatus.AWAITING_DISCREPANCY,
             EnrolmentStatus.READY,
             EnrolmentStatus.AWAY,
         )
 
     @property
+    def is_admitted(self) -> bool:
+        """The client takes part (or did to the end): it may read the run's models."""
+        return self in (
+            EnrolmentStatus.AWAITING_DISCREPANCY,
+            EnrolmentStatus.READY,
+            EnrolmentStatus.AWAY,
+            EnrolmentStatus.FINISHED,
+        )
+
+    @property
     def is_gone(self) -> bool:
         """The client takes no part, and may enrol again."""
-        return self in (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+        return self in (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED, EnrolmentStatus.REFUSED)
 
 
 # ---------------------------------------------------------------- tensors of a run
@@ -181,11 +194,27 @@ class ClientView(View):
     last_seen_at: dt.datetime | None
     revoked_at: dt.datetime | None
     version: str
+    role: Role | None = Field(None, description="the only one that its join token allows; None: any")
+    group: str | None = Field(None, description="as its join token said; runs may admit a group")
+
+
+JOIN_TOKEN_SECONDS = 7 * 86400
 
 
 class JoinTokenRequest(Body):
-    uses: int | None = Field(None, ge=1, le=1_000_000, description="None: without limit")
-    valid_seconds: int | None = Field(None, ge=1, le=10 * 365 * 86400, description="None: until revoked")
+    uses: int | None = Field(1, ge=1, le=1_000_000, description="null: without limit")
+    valid_seconds: int | None = Field(
+        JOIN_TOKEN_SECONDS, ge=1, le=10 * 365 * 86400, description="null: until revoked"
+    )
+    role: Role | None = Field(None, description="the only one its clients may take part as; null: any")
+    group: Slug | None = Field(None, description="of its clients: runs may admit a group")
+    name: Slug | None = Field(None, description="of its one client, kept for it; null: the client chooses")
+
+    @model_validator(mode="after")
+    def _one_name_one_client(self) -> Self:
+        if self.name is not None and self.uses != 1:
+            raise PydanticCustomError("uses", "a join token with a name is for one use")
+        return self
 
 
 class JoinToken(View):
@@ -193,6 +222,9 @@ class JoinToken(View):
     token: str
     uses: int | None
     expires_at: dt.datetime | None
+    role: Role | None = None
+    group: str | None = None
+    name: str | None = None
 
 
 class JoinTokenView(View):
@@ -201,6 +233,9 @@ class JoinTokenView(View):
     created_at: dt.datetime
     expires_at: dt.datetime | None
     revoked_at: dt.datetime | None
+    role: Role | None = None
+    group: str | None = None
+    name: str | None = None
 
 
 # ---------------------------------------------------------------- runs
@@ -255,6 +290,9 @@ class EnrolmentView(View):
         None, description="how the discrepancy was disclosed; None: not said, or none yet"
     )
     epsilon: float | None = Field(None, description="of the noise, where the grade is noised")
+    approved_examples: int | None = Field(
+        None, description="the size that the operator approved; 0: the operator refused the client"
+    )
 
 
 class Progress(Body):
@@ -283,6 +321,9 @@ class LedgerRow(View):
     score: float | None = Field(None, description="n_k - a d_k + b")
     weight: float | None = Field(None, description="p_k, the aggregation weight")
     size_weight: float | None = Field(None, description="what plain sizes (FedAvg) would have given")
+    uncapped_weight: float | None = Field(
+        None, description="what the weighting gave before the run's cap; None: no cap"
+    )
     steps: int | None = None
     loss: float | None = None
     seconds: float | None = None
@@ -406,6 +447,10 @@ class EnrolmentAnswer(View):
 class DeclineRequest(Body):
     code: FaultWord = ""
     reason: Text
+
+
+class ApprovalRequest(Body):
+    examples: int = Field(ge=1, le=2**53, description="the size that is approved, as the client declares it")
 
 
 class DiscrepancySubmission(BaseModel):

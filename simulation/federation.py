@@ -18,6 +18,7 @@ from server.lifecycle.events import (
     ClientEnrolled,
     DiscrepancyReceived,
     Event,
+    StartRequested,
     UpdateReceived,
 )
 from server.lifecycle.machine import decide
@@ -132,11 +133,15 @@ class Federation:
     # ------------------------------------------------------------ enrolment
 
     def _enrol(self) -> None:
-        for index, examples in enumerate(self._sizes):
+        """All clients that have examples: a run admits no others, and starts with those there are."""
+        sizes = {index: examples for index, examples in enumerate(self._sizes) if examples}
+        for index, examples in sizes.items():
             self._apply(ClientEnrolled(_client(index), Role.TRAINER, examples, index=index))
         if self.config.needs_discrepancy:
-            for index in range(len(self._sizes)):
+            for index in sizes:
                 self._apply(DiscrepancyReceived(_client(index)))
+        if self.run.status is RunStatus.ENROLLING and self.config.autostart and len(sizes) < len(self._sizes):
+            self._apply(StartRequested())
         if self.run.status is not RunStatus.RUNNING:
             raise InvalidConfiguration(
                 f"the run does not start: {len(self._sizes)} clients, min_clients {self.config.min_clients}.",

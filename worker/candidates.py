@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import Metric
-from shared.discrepancy import discrepancy
-from worker.noise import Target, shares
+from shared.discrepancy import Target, discrepancy, shares
 
 __all__ = ["Fits", "count_fits", "partitions"]
 

@@ -76,7 +76,7 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
             "state folder belongs to another one. Use another state folder and a join code.",
             fatal=True,
         )
-    fatal = isinstance(error, problems.IncompatibleVersion | problems.NameTaken) or (
+    fatal = isinstance(error, problems.IncompatibleVersion | problems.NameTaken | problems.WrongName) or (
         isinstance(error, problems.InvalidConfiguration) and not error.remote
     )
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):

@@ -24,13 +24,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.config import Metric
-from shared.discrepancy import discrepancy
+from shared.discrepancy import Target, discrepancy, largest, shares
 from shared.faults import SENTENCES, FaultCode
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import InvalidConfiguration
 from shared.schemas import Grade
 from worker.candidates import Fits, count_fits
-from worker.noise import Target, largest, make_noise, sensitivity, shares
+from worker.noise import make_noise, sensitivity
 
 __all__ = [
     "Answer",

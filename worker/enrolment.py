@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shared.config import Metric
+    from shared.discrepancy import Target
     from shared.schemas import EnrolmentView, RunView
     from worker.client import CoordinatorClient
     from worker.disclosure import Answer, Question
-    from worker.noise import Target
     from worker.settings import WorkerSettings
     from worker.site import LocalRun, Site
 

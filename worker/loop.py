@@ -156,20 +156,23 @@ class Worker:
             raise
 
     def _reconsider(self) -> None:
-        """Since the last start settings and data may have changed: enrol where this client declined before,
-        and look whether its data are those it enrolled with."""
+        """Since the last start settings and data may have changed: enrol where this client declined or was
+        refused before, and look whether its data are those it enrolled with."""
         for summary in self._coordinator.runs():
             if summary.status.is_terminal or summary.task != self._settings.task:
                 continue
             view = self._coordinator.run(summary.run)
-            if self._has_declined(view) or self._was_enrolling_anew(view):
+            if self._takes_no_part(view) or self._was_enrolling_anew(view):
                 self._act(Enrol(run=view.run))
             elif self._takes_part(view):
                 self._look_at_data(view)
 
-    def _has_declined(self, view: RunView) -> bool:
+    def _takes_no_part(self, view: RunView) -> bool:
         enrolment = find_enrolment(view, self._client)
-        return enrolment is not None and enrolment.status is EnrolmentStatus.DECLINED
+        return enrolment is not None and enrolment.status in (
+            EnrolmentStatus.DECLINED,
+            EnrolmentStatus.REFUSED,
+        )
 
     def _look_at_data(self, view: RunView) -> None:
         try:

@@ -8,31 +8,21 @@ n = 12 and four classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shared.config import Metric
+from shared.discrepancy import Target, shares
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
     from opendp.mod import Measurement
 
-__all__ = ["LaplaceNoise", "largest", "make_laplace", "make_noise", "sensitivity", "shares"]
-
-Target = Literal["uniform"] | Sequence[float]
+__all__ = ["LaplaceNoise", "make_laplace", "make_noise", "sensitivity"]
 
 _STEPS = 1024  # of the grid in one sensitivity: rounding then adds less than 0.2 per cent to the noise
 _ROOM = 1 + 2.0**-40  # above the rounding of scale and quotient, so that epsilon is an upper bound
 _INSIDE = math.log(20)  # |Laplace(1)| is below ln 20 in 95 per cent of all draws
-
-
-def shares(target: Target, classes: int) -> list[float]:
-    """The target as shares that sum to one."""
-    if isinstance(target, str):
-        return [1 / classes] * classes
-    whole = math.fsum(target)
-    return [share / whole for share in target]
 
 
 def sensitivity(metric: Metric, target: Target, classes: int, examples: int) -> float:
@@ -60,17 +50,6 @@ def sensitivity(metric: Metric, target: Target, classes: int, examples: int) -> 
     if min(wanted) == 0:
         raise InvalidConfiguration("the target has a class of share 0: the discrepancy has no bound")
     return entropy + (math.log(max(wanted)) - math.log(min(wanted))) / n
-
-
-def largest(metric: Metric, target: Target, classes: int) -> float:
-    """The upper end of the metric's range: that of a client with one class alone, or 1 for ``cosine``."""
-    wanted = shares(target, classes)
-    least = min(wanted)
-    if metric == "l1":
-        return 2 * (1 - least)
-    if metric == "l2":
-        return math.sqrt((1 - least) ** 2 + math.fsum(q * q for q in wanted) - least * least)
-    return 1.0 if metric == "cosine" else -math.log(least)
 
 
 @dataclass(frozen=True)

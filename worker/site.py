@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from shared.algorithms.base import Algorithm
     from shared.config import Metric
     from shared.data import Examples
+    from shared.discrepancy import Target
     from shared.schemas import TensorSpec
     from shared.tasks.base import Split, Task
-    from worker.noise import Target
     from worker.settings import WorkerSettings
 
 __all__ = ["LocalRun", "Site", "first_difference"]

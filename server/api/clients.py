@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Request
 
 from server.api.dependencies import Admin, Coordinator
 from server.api.documents import ClientId
+from server.database.join_tokens import ClientGrant
 from server.runs.enrolment import check_protocol
 from server.web.security import hash_token, make_token, read_bearer
 from shared.schemas import (
@@ -62,14 +63,18 @@ async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> No
 
 
 @router.post("/join-tokens", status_code=201)
-async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, _admin: Admin) -> JoinToken:
+async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, admin: Admin) -> JoinToken:
     """Create a join token. It is in the answer, and never shown again."""
     token, now = make_token(), coordinator.clock()
     expires_at = None if body.valid_seconds is None else now + dt.timedelta(seconds=body.valid_seconds)
+    grant = ClientGrant(body.role, body.group, body.name)
+    add = coordinator.store.add_join_token
     made = await coordinator.threads.run(
-        coordinator.store.add_join_token, hash_token(token), body.uses, expires_at, now
+        add, hash_token(token), body.uses, expires_at, now, actor=admin, grant=grant
     )
-    return JoinToken(id=made, token=token, uses=body.uses, expires_at=expires_at)
+    return JoinToken(
+        id=made, token=token, expires_at=expires_at, **body.model_dump(exclude={"valid_seconds"})
+    )
 
 
 @router.get("/join-tokens")

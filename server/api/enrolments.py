@@ -1,14 +1,22 @@
-"""Clients in a run: enrol, submit the discrepancy, decline, leave."""
+"""Clients in a run: enrol, be approved or refused, submit the discrepancy, decline, leave."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.api.dependencies import Client, Coordinator
-from server.api.documents import RunId
-from shared.schemas import DeclineRequest, DiscrepancySubmission, EnrolmentAnswer, EnrolmentRequest
+from server.api.dependencies import Admin, Client, Coordinator
+from server.api.documents import ClientId, RunId
+from shared.schemas import (
+    ApprovalRequest,
+    ControlRequest,
+    DeclineRequest,
+    DiscrepancySubmission,
+    EnrolmentAnswer,
+    EnrolmentRequest,
+)
 
 router = APIRouter(tags=["enrolments"])
+NO_REASON = ControlRequest()
 
 
 @router.post("/runs/{run}/enrolments")
@@ -25,7 +33,24 @@ async def submit_discrepancy(
     run: RunId, body: DiscrepancySubmission, coordinator: Coordinator, client: Client
 ) -> None:
     """Submit ``d_k``, once. The same value again is fine, another one is refused."""
-    await coordinator.threads.run(coordinator.enrolments.submit_discrepancy, run, client, body)
+    layout = await coordinator.layouts.find(run)
+    await coordinator.threads.run(coordinator.enrolments.submit_discrepancy, run, client, body, layout)
+
+
+@router.post("/runs/{run}/enrolments/{client}/approve", status_code=204)
+async def approve(
+    run: RunId, client: ClientId, body: ApprovalRequest, coordinator: Coordinator, admin: Admin
+) -> None:
+    """Let a client in whose size waits for approval. The size must be the one that it declares."""
+    await coordinator.threads.run(coordinator.enrolments.approve, run, client, body.examples, admin)
+
+
+@router.post("/runs/{run}/enrolments/{client}/refuse", status_code=204)
+async def refuse(
+    run: RunId, client: ClientId, coordinator: Coordinator, admin: Admin, body: ControlRequest = NO_REASON
+) -> None:
+    """Take a client out of the run, or keep it out. If it enrols again, it waits for approval."""
+    await coordinator.threads.run(coordinator.enrolments.refuse, run, client, body.reason, admin)
 
 
 @router.post("/runs/{run}/decline", status_code=204)

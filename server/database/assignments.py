@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.clients import read_grant
 from server.database.configs import Configs
 from server.database.rounds import newest_model
 from server.database.session import Reading
@@ -102,6 +103,16 @@ _ENROLMENTS = (
     )
     .order_by(runs.c.created_at, runs.c.run)
 )
+_REFUSALS = (
+    sa.select(enrolments.c.run, enrolments.c.reason)
+    .join(runs, runs.c.run == enrolments.c.run)
+    .where(
+        enrolments.c.client == _CLIENT,
+        enrolments.c.status == EnrolmentStatus.REFUSED,
+        runs.c.status.in_(_OPEN),
+    )
+    .order_by(runs.c.created_at, runs.c.run)
+)
 _enrolled = (
     sa.select(enrolments.c.run).where(enrolments.c.run == runs.c.run, enrolments.c.client == _CLIENT).exists()
 )
@@ -110,7 +121,6 @@ _OPEN_TO = (
     sa.select(runs.c.run)
     .where(runs.c.status.in_(_OPEN), ~_enrolled, ~_revoked.exists())
     .order_by(runs.c.created_at, runs.c.run)
-    .limit(1)
 )
 
 
@@ -131,9 +141,24 @@ def next_assignment(
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
     if found is not None:
         return found
-    if (run := connection.select(_OPEN_TO, parameters).scalar()) is not None:
+    if (run := _open_run(connection, client, configs)) is not None:
         return Enrol(run=run)
     return _finished(connection, enrolled)
+
+
+def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
+    """The oldest open run that names the client among its participants and that it has not answered."""
+    found = connection.select(_OPEN_TO, {"of_client": client}).scalars().all()
+    if not found:
+        return None
+    grant = read_grant(connection, client)
+    roles = Role if grant.role is None else [Role(grant.role)]
+    admitting = (
+        run
+        for run in found
+        if any(configs.of(connection, run).participants.admits(role, client, grant.group) for role in roles)
+    )
+    return next(admitting, None)
 
 
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
@@ -148,7 +173,7 @@ def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> Submit
 def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Evaluate | None:
     for row in enrolled:
         wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.is_terminal
-        if row.role is Role.EVALUATOR and wanted:
+        if row.role is Role.EVALUATOR and row.status is EnrolmentStatus.READY and wanted:
             config = configs.of(connection, row.run)
             if config.evaluate_every == 0:
                 continue
@@ -214,6 +239,8 @@ def explain_waiting(connection: Reading, client: str, now: dt.datetime, configs:
         f"{row.run}: {waiting_for(load(connection, row.run, configs).run, now, reader=client)}"
         for row in enrolled
     ]
+    refused = connection.select(_REFUSALS, {"of_client": client})
+    sentences += [f"{row.run}: not admitted, {row.reason}" for row in refused]
     return "; ".join(sentences) or "no run on this coordinator is open to this client"
 
 

@@ -87,7 +87,7 @@ _READABLE = sa.union_all(
         .where(
             table.c[column] == sa.bindparam("of_digest", type_=sa.String),
             enrolments.c.client == sa.bindparam("of_client", type_=sa.String),
-            enrolments.c.status.not_in([status for status in EnrolmentStatus if status.is_gone]),
+            enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_admitted]),
         )
         for table, column in (
             (rounds, "model"),
@@ -100,7 +100,7 @@ _READABLE = sa.union_all(
 
 
 def is_readable(connection: Reading, client: str, digest: str) -> bool:
-    """Whether a client may download it: models and broadcasts of runs in which it is enrolled.
+    """Whether a client may download it: models and broadcasts of runs to which it is admitted.
 
     Never an update, which is another client's, nor the coordinator's private state.
     """

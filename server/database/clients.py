@@ -9,9 +9,10 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 
 from server.database.events import add_events
+from server.database.join_tokens import ANY_CLIENT, ClientGrant, is_name_kept
 from server.database.session import Reading, Writing
 from server.database.tables import clients, enrolments, runs
-from shared.problems import NameTaken, NotFound
+from shared.problems import NameTaken, NotFound, WrongName
 from shared.schemas import ClientView, EnrolmentStatus, RunStatus
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "list_clients",
     "lock_open_runs_of",
     "mark_seen",
+    "read_grant",
     "register",
     "revoke",
 ]
@@ -30,6 +32,8 @@ _VIEW = sa.select(
     clients.c.last_seen_at,
     clients.c.revoked_at,
     clients.c.version,
+    clients.c.role,
+    clients.c.group,
 )
 _BY_HASH = _VIEW.where(clients.c.token_hash == sa.bindparam("of_hash", type_=sa.String))
 _SEEN = clients.update().where(clients.c.client == sa.bindparam("of_client", type_=sa.String))
@@ -40,12 +44,18 @@ def register(
     name: str | None,
     token_hash: str,
     version: str,
+    grant: ClientGrant = ANY_CLIENT,
     *,
     actor: str | None,
     now: dt.datetime,
 ) -> str:
-    """The new client's id: its name, or the next free ``client-N``. Raises :class:`NameTaken`."""
+    """The new client's id: its name, or the next free ``client-N``.
+
+    Raises :class:`NameTaken`, and :class:`WrongName` where the join token is for another one.
+    """
+    name = _check_name(connection, name, grant, now)
     row = {"token_hash": token_hash, "version": version, "registered_at": now}
+    row |= {"role": grant.role, "group": grant.group}
     wanted = name if name is not None else _next_name(connection)
     while connection.insert_new(clients, row | {"client": wanted}, "client") != 1:
         if name is not None:
@@ -54,7 +64,8 @@ def register(
                 hint="Choose another name, or none; or use the credential that this name was given.",
             )
         wanted = _next_name(connection)  # another process was faster
-    detail = {"version": version}
+    given = {"role": grant.role, "group": grant.group}
+    detail = {"version": version} | {key: value for key, value in given.items() if value is not None}
     add_events(
         connection,
         [{"kind": "client_registered", "client": wanted, "detail": detail}],
@@ -62,6 +73,22 @@ def register(
         now=now,
     )
     return wanted
+
+
+def _check_name(connection: Reading, name: str | None, grant: ClientGrant, now: dt.datetime) -> str | None:
+    if grant.name is None:
+        if name is not None and is_name_kept(connection, name, now):
+            raise NameTaken(
+                f"the name {name!r} is kept for the client of another join token",
+                hint="Choose another name, or ask for that join token.",
+            )
+        return name
+    if name not in (None, grant.name):
+        raise WrongName(
+            f"the join token is for the client {grant.name!r}, not for {name!r}",
+            hint="Register under that name, or ask whoever runs the coordinator for another join token.",
+        )
+    return grant.name
 
 
 def find_registered(connection: Reading, name: str | None, token_hash: str) -> str | None:
@@ -88,6 +115,12 @@ def find_by_token_hash(connection: Reading, token_hash: str) -> ClientView | Non
     """Revoked clients too."""
     row = connection.select(_BY_HASH, {"of_hash": token_hash}).one_or_none()
     return ClientView(**row._mapping) if row is not None else None
+
+
+def read_grant(connection: Reading, client: str) -> ClientGrant:
+    """What the client's join token made of it."""
+    row = connection.select(_VIEW.where(clients.c.client == client)).one_or_none()
+    return ANY_CLIENT if row is None else ClientGrant(row.role, row.group, row.client)
 
 
 def list_clients(connection: Reading) -> list[ClientView]:

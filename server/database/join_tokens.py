@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
 from server.database.events import add_events
 from server.database.session import Reading, Writing
-from server.database.tables import join_tokens
-from shared.problems import NotFound, WrongToken
+from server.database.tables import clients, join_tokens
+from shared.problems import NameTaken, NotFound, WrongToken
 
-__all__ = ["JoinTokenRow", "add_join_token", "list_join_tokens", "revoke_join_token", "use_join_token"]
+__all__ = [
+    "ANY_CLIENT",
+    "ClientGrant",
+    "JoinTokenRow",
+    "add_join_token",
+    "is_name_kept",
+    "list_join_tokens",
+    "revoke_join_token",
+    "use_join_token",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGrant:
+    """What a join token makes of the client that registers with it; None: nothing in particular."""
+
+    role: str | None = None
+    group: str | None = None
+    name: str | None = None
+
+
+ANY_CLIENT = ClientGrant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +45,9 @@ class JoinTokenRow:
     created_at: dt.datetime
     expires_at: dt.datetime | None
     revoked_at: dt.datetime | None
+    role: str | None
+    group: str | None
+    name: str | None
 
 
 def add_join_token(
@@ -31,30 +55,57 @@ def add_join_token(
     token_hash: str,
     uses: int | None,
     expires_at: dt.datetime | None,
+    grant: ClientGrant = ANY_CLIENT,
     *,
     actor: str,
     now: dt.datetime,
 ) -> int:
-    """Its id. A token that is known (from the settings, at the next start) is left as it is."""
-    row = {"token_hash": token_hash, "uses_left": uses, "created_at": now, "expires_at": expires_at}
+    """Its id. A token that is known (from the settings, at the next start) is left as it is.
+
+    Raises :class:`NameTaken` if its name is a client's already, or kept for another token's.
+    """
+    if grant.name is not None:
+        _check_free(connection, grant.name, now)
+    given = {name: value for name, value in asdict(grant).items() if value is not None}
+    row = {"token_hash": token_hash, "uses_left": uses, "created_at": now, "expires_at": expires_at, **given}
     is_new = connection.insert_new(join_tokens, row, "token_hash") == 1
     known = sa.select(join_tokens.c.id).where(join_tokens.c.token_hash == token_hash)
     number = int(connection.select(known).scalar_one())
     if not is_new:
         return number
-    detail = {"id": number, "uses": uses, "expires_at": expires_at.isoformat() if expires_at else None}
+    until = expires_at.isoformat() if expires_at else None
+    detail = {"id": number, "uses": uses, "expires_at": until, **given}
     add_events(connection, [{"kind": "join_token_added", "detail": detail}], actor=actor, now=now)
     return number
 
 
-def use_join_token(connection: Writing, token_hash: str, now: dt.datetime) -> None:
-    """Counts one use; raises :class:`WrongToken` if it is unknown, revoked, expired or used up."""
-    usable = sa.and_(
-        join_tokens.c.token_hash == token_hash,
+def _check_free(connection: Reading, name: str, now: dt.datetime) -> None:
+    if connection.select(sa.select(clients.c.client).where(clients.c.client == name)).scalar() is not None:
+        raise NameTaken(f"there is a client {name!r} already", hint="Choose another name.")
+    if is_name_kept(connection, name, now):
+        raise NameTaken(
+            f"the name {name!r} is kept for another join token",
+            hint="Revoke that one, or choose another name.",
+        )
+
+
+def is_name_kept(connection: Reading, name: str, now: dt.datetime) -> bool:
+    """Whether a usable join token is for a client of this name, which nobody else may register."""
+    kept = sa.select(join_tokens.c.id).where(join_tokens.c.name == name, *_usable(now)).limit(1)
+    return connection.select(kept).scalar() is not None
+
+
+def _usable(now: dt.datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
         join_tokens.c.revoked_at.is_(None),
         sa.or_(join_tokens.c.expires_at.is_(None), join_tokens.c.expires_at > now),
         sa.or_(join_tokens.c.uses_left.is_(None), join_tokens.c.uses_left > 0),
     )
+
+
+def use_join_token(connection: Writing, token_hash: str, now: dt.datetime) -> ClientGrant:
+    """Counts one use; what it grants. :class:`WrongToken`: it is unknown, revoked, expired or used up."""
+    usable = sa.and_(join_tokens.c.token_hash == token_hash, *_usable(now))
     used = connection.execute(
         join_tokens.update().where(usable).values(uses_left=join_tokens.c.uses_left - 1)
     )
@@ -63,6 +114,8 @@ def use_join_token(connection: Writing, token_hash: str, now: dt.datetime) -> No
             "the join token is unknown here, revoked, expired or used up",
             hint="Ask whoever runs the coordinator for a new one.",
         )
+    granted = sa.select(join_tokens.c.role, join_tokens.c.group, join_tokens.c.name)
+    return ClientGrant(*connection.select(granted.where(join_tokens.c.token_hash == token_hash)).one())
 
 
 def list_join_tokens(connection: Reading) -> list[JoinTokenRow]:
@@ -73,6 +126,9 @@ def list_join_tokens(connection: Reading) -> list[JoinTokenRow]:
         join_tokens.c.created_at,
         join_tokens.c.expires_at,
         join_tokens.c.revoked_at,
+        join_tokens.c.role,
+        join_tokens.c.group,
+        join_tokens.c.name,
     ).order_by(join_tokens.c.id)
     return [JoinTokenRow(*row) for row in connection.select(statement)]
 

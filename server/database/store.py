@@ -33,7 +33,7 @@ from server.database.aggregations import AggregationInput, OpenAggregation
 from server.database.blobs import WantedUpdate
 from server.database.configs import Configs
 from server.database.group_commit import GroupCommit
-from server.database.join_tokens import JoinTokenRow
+from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.session import Reading, Writing, describe, reading
 from server.database.step.facts import Facts
 from server.database.step.step import take_step
@@ -181,7 +181,7 @@ class Store:
         join_hash: str | None = None,
         actor: str | None = None,
     ) -> str:
-        """The new client's id, and one use of the join token counted; NameTaken, WrongToken.
+        """The new client's id, and one use of the join token counted; NameTaken, WrongName, WrongToken.
 
         The client that has this token already, if there is one: its answer was lost and it asks again.
         """
@@ -189,9 +189,10 @@ class Store:
         def work(connection: Writing) -> str:
             if known := clients.find_registered(connection, name, token_hash):
                 return known
-            if join_hash is not None:
-                join_tokens.use_join_token(connection, join_hash, now)
-            return clients.register(connection, name, token_hash, version, actor=actor, now=now)
+            grant = (
+                ANY_CLIENT if join_hash is None else join_tokens.use_join_token(connection, join_hash, now)
+            )
+            return clients.register(connection, name, token_hash, version, grant, actor=actor, now=now)
 
         return self._writer.write(work)
 
@@ -229,13 +230,18 @@ class Store:
         expires_at: dt.datetime | None,
         now: dt.datetime,
         actor: str = "admin",
+        grant: ClientGrant = ANY_CLIENT,
     ) -> int:
-        """Its id; a token that is known already is left as it is (also if revoked)."""
+        """Its id; a token that is known already is left as it is (also if revoked). NameTaken."""
         return self._writer.write(
             lambda connection: join_tokens.add_join_token(
-                connection, token_hash, uses, expires_at, actor=actor, now=now
+                connection, token_hash, uses, expires_at, grant, actor=actor, now=now
             )
         )
+
+    def grant_of(self, client: str) -> ClientGrant:
+        """What the client's join token made of it."""
+        return self._read(clients.read_grant, client)
 
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
@@ -260,7 +266,7 @@ class Store:
         return self._read(assignments.list_away, client)
 
     def blob_readable(self, client: str, digest: str) -> bool:
-        """Whether the client may download it: models and broadcasts of runs in which it is enrolled."""
+        """Whether the client may download it: models and broadcasts of runs to which it is admitted."""
         return self._read(blobs.is_readable, client, digest)
 
     def receipt(self, run: str, round: int, client: str) -> Receipt:

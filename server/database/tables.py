@@ -107,6 +107,8 @@ clients = sa.Table(
     _column("registered_at", UtcDateTime),
     _column("last_seen_at", UtcDateTime, null=True),
     _column("revoked_at", UtcDateTime, null=True),
+    _column("role", sa.String(20), null=True, comment="the only one that its join token allows"),
+    _column("group", Slug, null=True, comment="as its join token said"),
 )
 
 join_tokens = sa.Table(
@@ -118,6 +120,10 @@ join_tokens = sa.Table(
     _column("created_at", UtcDateTime),
     _column("expires_at", UtcDateTime, null=True),
     _column("revoked_at", UtcDateTime, null=True),
+    # what it makes of the clients that register with it; null: nothing in particular
+    _column("role", sa.String(20), null=True),
+    _column("group", Slug, null=True),
+    _column("name", Slug, null=True),
 )
 
 runs = sa.Table(
@@ -156,6 +162,12 @@ enrolments = sa.Table(
     _column("left_out", Json, null=True, comment="numbers by reason; null: the client said nothing of it"),
     _column("grade", sa.String(20), null=True, comment="exact or noised: how the discrepancy was disclosed"),
     _column("epsilon", sa.Double, null=True),
+    _column(
+        "approved_examples",
+        sa.BigInteger,
+        null=True,
+        comment="the size that the operator approved; 0: the operator refused the client",
+    ),
     sa.UniqueConstraint("run", "index"),
 )
 
@@ -214,6 +226,7 @@ participants = sa.Table(
     _column("score", sa.Double, null=True),
     _column("weight", sa.Double, null=True),
     _column("size_weight", sa.Double, null=True),
+    _column("uncapped_weight", sa.Double, null=True),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),

@@ -9,6 +9,8 @@ __all__ = ["KINDS", "Aggregate", "Effect", "Kind", "Record", "Wake"]
 
 Kind = Literal[
     "client_enrolled",
+    "client_refused",  # not admitted, or by the operator
+    "client_approved",  # its size, by the operator
     "client_declined",
     "client_finished",
     "client_left",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
+from server.lifecycle.admission import REFUSED_BY_OPERATOR, find_refusal, find_wait
 from server.lifecycle.draft import Draft
 from server.lifecycle.events import (
     ClientDeclined,
@@ -12,14 +14,16 @@ from server.lifecycle.events import (
     ClientLeft,
     ClientSeen,
     DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
     StartRequested,
 )
 from server.lifecycle.refusals import illegal
 from server.lifecycle.round_steps import close_if_done, open_next, present_clients
 from server.lifecycle.state import Enrolment, Run
 from server.lifecycle.views import (
-    drawable_trainers,
     ready_trainers,
+    trainers_to_start,
     unfinished_participants,
     updates_needed,
     waits_for_clients,
@@ -33,10 +37,10 @@ __all__ = [
     "client_left",
     "client_seen",
     "discrepancy_received",
+    "enrolment_approved",
+    "enrolment_refused",
     "start_requested",
 ]
-
-NO_EXAMPLES = "has no examples, so it is never drawn"
 
 
 def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
@@ -44,28 +48,110 @@ def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
     if before is not None and not before.status.is_gone:
         _refuse_other_particulars(draft.run, before, event)
         return
+    if refusal := find_refusal(draft.run, before, event):
+        _refuse(draft, before, event, refusal)
+        return
+    waits = find_wait(draft.run, before, event)
     enrolment = Enrolment(
         client=event.client,
         role=event.role,
-        status=_first_status(draft.run, event),
+        status=EnrolmentStatus.AWAITING_APPROVAL if waits else _admitted_status(draft.run, event.role),
         examples=event.examples,
         index=_choose_index(draft.run, before, event),
-        reason=NO_EXAMPLES if event.role is Role.TRAINER and event.examples == 0 else None,
+        reason=waits,
+        approved_examples=None if before is None else before.approved_examples,
     )
     draft.put_enrolment(enrolment)
     detail: dict[str, Any] = {"role": str(event.role), "examples": event.examples, "index": enrolment.index}
-    if enrolment.reason:
-        detail["reason"] = enrolment.reason
+    if before is not None and before.examples not in (0, event.examples):
+        detail["were"] = before.examples
+    if waits:
+        detail["reason"] = waits
     draft.record("client_enrolled", event.client, **detail)
+    _go_on_with(draft, enrolment)
+
+
+def _admitted_status(run: Run, role: Role) -> EnrolmentStatus:
+    asked = run.policy.needs_discrepancy and role is Role.TRAINER
+    return EnrolmentStatus.AWAITING_DISCREPANCY if asked else EnrolmentStatus.READY
+
+
+def _refuse(draft: Draft, before: Enrolment | None, event: ClientEnrolled, reason: str) -> None:
+    """The refusal is shown with its reason. Who was never in gets no index: it could take another's."""
+    refused = Enrolment(
+        client=event.client,
+        role=event.role if before is None or before.index is None else before.role,
+        status=EnrolmentStatus.REFUSED,
+        examples=event.examples,
+        index=None if before is None else before.index,
+        reason=reason,
+        approved_examples=None if before is None else before.approved_examples,
+    )
+    if refused == before:
+        return  # asked again, refused again
+    draft.put_enrolment(refused)
+    draft.record("client_refused", event.client, role=str(event.role), examples=event.examples, reason=reason)
+
+
+def _go_on_with(draft: Draft, enrolment: Enrolment) -> None:
+    """After a client has come in: it is asked for what is still to come, or the run goes on."""
     if enrolment.status is EnrolmentStatus.AWAITING_DISCREPANCY:
-        draft.wake(event.client)
+        draft.wake(enrolment.client)
     _go_on(draft)
 
 
-def _first_status(run: Run, event: ClientEnrolled) -> EnrolmentStatus:
-    # a client that is never drawn is asked for nothing
-    asked = run.policy.needs_discrepancy and event.role is Role.TRAINER and event.examples > 0
-    return EnrolmentStatus.AWAITING_DISCREPANCY if asked else EnrolmentStatus.READY
+def enrolment_approved(draft: Draft, event: EnrolmentApproved) -> None:
+    run = draft.run
+    before = _require_enrolment(run, event)
+    if before.status is not EnrolmentStatus.AWAITING_APPROVAL:
+        if before.approved_examples == event.examples:
+            return  # approved twice
+        why = f"{event.client!r} does not wait for approval in run {run.id!r}: it is {before.status}"
+        raise illegal(run, event, why)
+    if before.examples != event.examples:
+        why = f"{event.client!r} declares {before.examples} examples in run {run.id!r}, not {event.examples}"
+        raise illegal(run, event, why, "Look at the size that it declares now, and approve that one.")
+    approved = replace(
+        before,
+        status=_admitted_status(run, before.role),
+        index=_late_index(run, before),
+        reason=None,
+        approved_examples=event.examples,
+    )
+    draft.put_enrolment(approved)
+    draft.record("client_approved", event.client, examples=event.examples)
+    draft.wake(event.client)
+    _go_on_with(draft, approved)
+
+
+def _late_index(run: Run, before: Enrolment) -> int | None:
+    """Those of the start have theirs; who is approved later gets the next one."""
+    if before.index is not None or before.role is not Role.TRAINER or run.status is RunStatus.ENROLLING:
+        return before.index
+    return _next_index(run)
+
+
+def enrolment_refused(draft: Draft, event: EnrolmentRefused) -> None:
+    before = _require_enrolment(draft.run, event)
+    reason = f"refused by the operator{f': {event.reason}' if event.reason else ''}"
+    refused = replace(
+        before, status=EnrolmentStatus.REFUSED, reason=reason, approved_examples=REFUSED_BY_OPERATOR
+    )
+    if refused == before:
+        return
+    draft.put_enrolment(refused)
+    draft.record(
+        "client_refused", event.client, role=str(before.role), examples=before.examples, reason=reason
+    )
+    draft.wake(event.client)
+    _stop_waiting_for(draft, event.client, reason)
+
+
+def _require_enrolment(run: Run, event: EnrolmentApproved | EnrolmentRefused) -> Enrolment:
+    enrolment = run.enrolment(event.client)
+    if enrolment is None:
+        raise illegal(run, event, f"{event.client!r} is not enrolled in run {run.id!r}")
+    return enrolment
 
 
 def _refuse_other_particulars(run: Run, before: Enrolment, event: ClientEnrolled) -> None:
@@ -110,7 +196,11 @@ def _choose_index(run: Run, before: Enrolment | None, event: ClientEnrolled) -> 
                 lowest_free=_lowest_free(taken),
             )
         return event.index
-    return None if run.status is RunStatus.ENROLLING else max(taken, default=-1) + 1
+    return None if run.status is RunStatus.ENROLLING else _next_index(run)
+
+
+def _next_index(run: Run) -> int:
+    return max((e.index for e in run.enrolments if e.index is not None), default=-1) + 1
 
 
 def _lowest_free(taken: Collection[int]) -> int:
@@ -133,12 +223,12 @@ def client_declined(draft: Draft, event: ClientDeclined) -> None:
                 reason=event.reason,
             )
         )
-    elif before.status is EnrolmentStatus.DECLINED:
-        return
+    elif before.status in (EnrolmentStatus.DECLINED, EnrolmentStatus.REFUSED):
+        return  # the first reason stands
     else:
         draft.move_enrolment(before, EnrolmentStatus.DECLINED, event.reason)
     draft.record("client_declined", event.client, reason=event.reason)
-    _expect_no_update(draft, event)
+    _stop_waiting_for(draft, event.client, event.reason)
 
 
 def client_left(draft: Draft, event: ClientLeft) -> None:
@@ -150,7 +240,7 @@ def client_left(draft: Draft, event: ClientLeft) -> None:
         return
     draft.move_enrolment(enrolment, EnrolmentStatus.LEFT, event.reason)
     draft.record("client_left", event.client, reason=event.reason)
-    _expect_no_update(draft, event)
+    _stop_waiting_for(draft, event.client, event.reason)
 
 
 def _finish(
@@ -164,14 +254,14 @@ def _finish(
         draft.record("client_finished", event.client)
 
 
-def _expect_no_update(draft: Draft, event: ClientDeclined | ClientLeft) -> None:
-    """The open round no longer waits for the client."""
+def _stop_waiting_for(draft: Draft, client: str, reason: str) -> None:
+    """The open round goes on without a client that takes no part any more."""
     current = draft.run.round
     if current is None or current.status is not RoundStatus.COLLECTING:
         return
-    participant = current.participant(event.client)
+    participant = current.participant(client)
     if participant in unfinished_participants(current):
-        draft.move_participant(participant, ParticipantStatus.FAILED, event.reason)
+        draft.move_participant(participant, ParticipantStatus.FAILED, reason)
         close_if_done(draft)
 
 
@@ -189,7 +279,9 @@ def discrepancy_received(draft: Draft, event: DiscrepancyReceived) -> None:
     enrolment = run.enrolment(event.client)
     if enrolment is None or enrolment.status.is_gone:
         raise illegal(run, event, f"{event.client!r} is not enrolled in run {run.id!r}", "Enrol first.")
-    if not run.policy.needs_discrepancy or enrolment.role is not Role.TRAINER or enrolment.examples == 0:
+    if enrolment.status is EnrolmentStatus.AWAITING_APPROVAL:
+        raise illegal(run, event, f"{event.client!r} is not approved in run {run.id!r} yet", "Wait for that.")
+    if not run.policy.needs_discrepancy or enrolment.role is not Role.TRAINER:
         raise illegal(run, event, f"run {run.id!r} does not ask {event.client!r} for a discrepancy")
     if enrolment.status is not EnrolmentStatus.AWAITING_DISCREPANCY:
         raise DiscrepancyAlreadySubmitted(
@@ -211,12 +303,12 @@ def discrepancy_received(draft: Draft, event: DiscrepancyReceived) -> None:
 def start_requested(draft: Draft, event: StartRequested) -> None:
     run = draft.run
     needed = max(updates_needed(run), run.policy.clients_per_round or 1)
-    ready = len(drawable_trainers(run))
+    ready = len(ready_trainers(run))
     if ready < needed:
         raise illegal(
             run,
             event,
-            f"run {run.id!r} needs {needed} ready trainers with examples and has {ready}",
+            f"run {run.id!r} needs {needed} ready trainers and has {ready}",
             f"Let {needed - ready} more enrol and submit what they are asked for.",
         )
     _start(draft, "asked for")
@@ -228,9 +320,9 @@ def _go_on(draft: Draft) -> None:
     if waits_for_clients(run):
         open_next(draft, waited=True)
     elif run.status is RunStatus.ENROLLING and run.policy.autostart:
-        enough = len(ready_trainers(run)) >= run.policy.min_clients
-        if enough and len(drawable_trainers(run)) >= updates_needed(run):
-            _start(draft, f"{run.policy.min_clients} trainers are ready")
+        needed = trainers_to_start(run)
+        if len(ready_trainers(run)) >= needed:
+            _start(draft, f"{needed} trainers are ready")
 
 
 def _start(draft: Draft, why: str) -> None:
@@ -247,7 +339,7 @@ def _missing_indexes(run: Run) -> dict[str, int]:
     unindexed = sorted(
         e.client
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.index is None and not e.status.is_gone
+        if e.role is Role.TRAINER and e.index is None and e.status.is_admitted
     )
     indexes: dict[str, int] = {}
     for client in unindexed:

@@ -18,6 +18,8 @@ __all__ = [
     "ClientSeen",
     "CoordinatorReturned",
     "DiscrepancyReceived",
+    "EnrolmentApproved",
+    "EnrolmentRefused",
     "Event",
     "FailureReported",
     "PauseRequested",
@@ -35,6 +37,24 @@ class ClientEnrolled:
     role: Role
     examples: int
     index: int | None = None  # asked for by the client; None: the coordinator assigns one
+    group: str | None = None  # of the client, as its join token said
+    bound_to: Role | None = None  # the only role that its join token allows
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentApproved:
+    """By the operator, with the size that is approved."""
+
+    client: str
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentRefused:
+    """By the operator, whether the client waits for approval or takes part already."""
+
+    client: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +173,8 @@ class AggregationFailed:
 
 Event = (
     ClientEnrolled
+    | EnrolmentApproved
+    | EnrolmentRefused
     | ClientDeclined
     | ClientLeft
     | ClientSeen

@@ -25,6 +25,8 @@ from server.lifecycle.events import (
     ClientSeen,
     CoordinatorReturned,
     DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
     Event,
     FailureReported,
     PauseRequested,
@@ -212,6 +214,8 @@ def _require_aggregating(
 
 _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     ClientEnrolled: enrolling.client_enrolled,
+    EnrolmentApproved: enrolling.enrolment_approved,
+    EnrolmentRefused: enrolling.enrolment_refused,
     ClientDeclined: enrolling.client_declined,
     ClientLeft: enrolling.client_left,
     ClientSeen: enrolling.client_seen,

@@ -7,8 +7,8 @@ from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.views import (
     abandonment,
-    drawable_trainers,
     next_attempt,
+    ready_trainers,
     unfinished_participants,
     updates_needed,
 )
@@ -18,7 +18,7 @@ __all__ = ["abandon", "close_if_done", "complete", "open_next", "present_clients
 
 
 def present_clients(run: Run, role: Role | None = None) -> list[str]:
-    """Clients that have neither left nor declined, by name."""
+    """Clients that are not gone, by name."""
     return sorted(e.client for e in run.enrolments if not e.status.is_gone and role in (None, e.role))
 
 
@@ -26,7 +26,7 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
     """Opens the next round, or leaves the run waiting for clients; ``waited``: it was waiting already."""
     run = draft.run
     number, attempt = next_attempt(run)
-    ready = {e.index: e.client for e in drawable_trainers(run) if e.index is not None}
+    ready = {e.index: e.client for e in ready_trainers(run) if e.index is not None}
     if len(ready) < updates_needed(run):
         if not waited:
             draft.record("round_waiting", round=number, ready=len(ready), needed=updates_needed(run))

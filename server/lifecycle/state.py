@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
+from typing import Literal
 
-from shared.config import Draws, RunConfig
+from shared.config import EVERYBODY, Draws, Participants, RunConfig
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = ["Enrolment", "Participant", "Policy", "Round", "Run"]
@@ -25,6 +26,10 @@ class Policy:
     max_attempts: int
     autostart: bool
     needs_discrepancy: bool
+    participants: Participants = EVERYBODY
+    join: Literal["late", "before_start"] = "late"
+    max_examples: int | None = None
+    approve: Literal["nothing", "sizes"] = "nothing"
 
     @classmethod
     def of(cls, config: RunConfig) -> Policy:
@@ -39,12 +44,19 @@ class Policy:
             max_attempts=config.max_attempts,
             autostart=config.autostart,
             needs_discrepancy=config.needs_discrepancy,
+            participants=config.participants,
+            join=config.join,
+            max_examples=config.max_examples,
+            approve=config.approve,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """A client in a run. ``index`` orders all sums and seeds; fixed at the latest when the run starts."""
+    """A client in a run. ``index`` orders all sums and seeds; fixed at the latest when the run starts.
+
+    ``approved_examples``: the size that the operator approved; 0: the operator refused the client.
+    """
 
     client: str
     role: Role
@@ -52,6 +64,7 @@ class Enrolment:
     examples: int
     index: int | None = None
     reason: str | None = None
+    approved_examples: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

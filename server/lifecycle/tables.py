@@ -32,6 +32,8 @@ from server.lifecycle.events import (
     ClientSeen,
     CoordinatorReturned,
     DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
     Event,
     FailureReported,
     PauseRequested,
@@ -64,6 +66,8 @@ _ALWAYS: Final = frozenset(RunStatus)
 
 ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ClientEnrolled: _OPEN,
+    EnrolmentApproved: _OPEN,
+    EnrolmentRefused: _OPEN,
     ClientDeclined: _ALWAYS,  # an evaluator may fail at the last model, after the end
     ClientLeft: _ALWAYS,  # after the end: how a client confirms that it has seen it
     ClientSeen: _ALWAYS,
@@ -82,11 +86,15 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     AggregationFailed: _AT_WORK,
 }
 
+# the events after which a client takes no part any more
+_LEAVING: Final[Causes] = (ClientDeclined, ClientLeft, EnrolmentRefused)
 # the events after which a collecting round may have nobody left to wait for
-_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, ClientDeclined, ClientLeft, TimePassed)
+_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, *_LEAVING, TimePassed)
+# the events after which one trainer more is ready
+_READYING: Final[Causes] = (ClientEnrolled, EnrolmentApproved, DiscrepancyReceived)
 
 RUN_MOVES: Final[Moves[RunStatus]] = {
-    (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, ClientEnrolled, DiscrepancyReceived),
+    (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, *_READYING),
     (RunStatus.RUNNING, RunStatus.PAUSED): (
         PauseRequested,
         *_CLOSING,
@@ -105,9 +113,8 @@ ROUND_MOVES: Final[Moves[RoundStatus]] = {
     (None, RoundStatus.COLLECTING): (
         StartRequested,
         ResumeRequested,
-        ClientEnrolled,
         ClientSeen,
-        DiscrepancyReceived,
+        *_READYING,
         *_CLOSING,
         AggregationFinished,
         AggregationFailed,
@@ -123,35 +130,38 @@ PARTICIPANT_MOVES: Final[Moves[ParticipantStatus]] = {
     (ParticipantStatus.INVITED, ParticipantStatus.TRAINING): (AssignmentTaken,),
     (ParticipantStatus.INVITED, ParticipantStatus.UPLOADED): (UpdateReceived,),
     (ParticipantStatus.TRAINING, ParticipantStatus.UPLOADED): (UpdateReceived,),
-    (ParticipantStatus.INVITED, ParticipantStatus.FAILED): (FailureReported, ClientDeclined, ClientLeft),
-    (ParticipantStatus.TRAINING, ParticipantStatus.FAILED): (FailureReported, ClientDeclined, ClientLeft),
+    (ParticipantStatus.INVITED, ParticipantStatus.FAILED): (FailureReported, *_LEAVING),
+    (ParticipantStatus.TRAINING, ParticipantStatus.FAILED): (FailureReported, *_LEAVING),
     (ParticipantStatus.INVITED, ParticipantStatus.TIMED_OUT): (TimePassed,),
     (ParticipantStatus.TRAINING, ParticipantStatus.TIMED_OUT): (TimePassed,),
     (ParticipantStatus.UPLOADED, ParticipantStatus.AGGREGATED): (AggregationFinished,),
     (ParticipantStatus.UPLOADED, ParticipantStatus.REJECTED): (AggregationFinished,),
 }
 
+_PRESENT: Final = tuple(status for status in EnrolmentStatus if status.is_present)
+_GONE: Final = tuple(status for status in EnrolmentStatus if status.is_gone)
+_ENTRIES: Final = (
+    EnrolmentStatus.AWAITING_APPROVAL,
+    EnrolmentStatus.AWAITING_DISCREPANCY,
+    EnrolmentStatus.READY,
+    EnrolmentStatus.REFUSED,
+)
+
 ENROLMENT_MOVES: Final[Moves[EnrolmentStatus]] = {
-    (None, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
-    (None, EnrolmentStatus.READY): (ClientEnrolled,),
+    **{(None, entry): (ClientEnrolled,) for entry in _ENTRIES},
     (None, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    (EnrolmentStatus.AWAITING_APPROVAL, EnrolmentStatus.AWAITING_DISCREPANCY): (EnrolmentApproved,),
+    (EnrolmentStatus.AWAITING_APPROVAL, EnrolmentStatus.READY): (EnrolmentApproved,),
     (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.READY): (DiscrepancyReceived,),
     (EnrolmentStatus.READY, EnrolmentStatus.AWAY): (TimePassed,),
     (EnrolmentStatus.AWAY, EnrolmentStatus.READY): (ClientSeen,),
-    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.LEFT): (ClientLeft,),
-    (EnrolmentStatus.READY, EnrolmentStatus.LEFT): (ClientLeft,),
-    (EnrolmentStatus.AWAY, EnrolmentStatus.LEFT): (ClientLeft,),
-    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.DECLINED): (ClientDeclined,),
-    (EnrolmentStatus.READY, EnrolmentStatus.DECLINED): (ClientDeclined,),
-    (EnrolmentStatus.AWAY, EnrolmentStatus.DECLINED): (ClientDeclined,),
-    (EnrolmentStatus.AWAITING_DISCREPANCY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
-    (EnrolmentStatus.READY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
-    (EnrolmentStatus.AWAY, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft),
-    (EnrolmentStatus.LEFT, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
-    (EnrolmentStatus.LEFT, EnrolmentStatus.READY): (ClientEnrolled,),
+    **{(status, EnrolmentStatus.LEFT): (ClientLeft,) for status in _PRESENT},
+    **{(status, EnrolmentStatus.DECLINED): (ClientDeclined,) for status in _PRESENT},
+    **{(status, EnrolmentStatus.FINISHED): (ClientDeclined, ClientLeft) for status in _PRESENT},
+    **{(status, EnrolmentStatus.REFUSED): (EnrolmentRefused,) for status in _PRESENT},
+    **{(status, entry): (ClientEnrolled,) for status in _GONE for entry in _ENTRIES},
+    **{(status, EnrolmentStatus.REFUSED): (ClientEnrolled, EnrolmentRefused) for status in _GONE},
     (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED): (ClientDeclined,),
-    (EnrolmentStatus.DECLINED, EnrolmentStatus.AWAITING_DISCREPANCY): (ClientEnrolled,),
-    (EnrolmentStatus.DECLINED, EnrolmentStatus.READY): (ClientEnrolled,),
 }
 
 

@@ -12,11 +12,11 @@ from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus
 
 __all__ = [
     "abandonment",
-    "drawable_trainers",
     "next_attempt",
     "ready_trainers",
     "reason_for_clients",
     "relative_sizes",
+    "trainers_to_start",
     "unfinished_participants",
     "updates_needed",
     "waiting_for",
@@ -32,12 +32,17 @@ def updates_needed(run: Run) -> int:
 
 
 def ready_trainers(run: Run) -> tuple[Enrolment, ...]:
-    return tuple(e for e in run.enrolments if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY)
+    """Those that a round can invite: trainers without examples, whom earlier versions let in, are none."""
+    return tuple(
+        e
+        for e in run.enrolments
+        if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY and e.examples > 0
+    )
 
 
-def drawable_trainers(run: Run) -> tuple[Enrolment, ...]:
-    """Ready trainers with examples: those that a round can invite."""
-    return tuple(e for e in ready_trainers(run) if e.examples > 0)
+def trainers_to_start(run: Run) -> int:
+    """Ready trainers with which the run starts by itself."""
+    return max(run.policy.min_clients, updates_needed(run))
 
 
 def unfinished_participants(current: Round) -> tuple[Participant, ...]:
@@ -58,14 +63,14 @@ def next_attempt(run: Run) -> tuple[int, int]:
 
 
 def relative_sizes(run: Run) -> dict[str, float]:
-    """``omega_k = N n_k / sum_j n_j`` by client, over the trainers present (mean 1).
+    """``omega_k = N n_k / sum_j n_j`` by client, over the trainers that take part (mean 1).
 
-    Present are trainers with examples that have neither left nor declined, whether ready or away.
+    These are the admitted trainers that have not left, whether ready or away.
     """
     sizes = {
         e.client: e.examples
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.status.is_present and e.examples > 0
+        if e.role is Role.TRAINER and e.status.is_present and e.status.is_admitted and e.examples > 0
     }
     total = sum(sizes.values())
     return {client: len(sizes) * examples / total for client, examples in sizes.items()}
@@ -77,6 +82,12 @@ def relative_sizes(run: Run) -> dict[str, float]:
 def waiting_for(run: Run, now: dt.datetime, *, reader: str | None = None) -> str:
     """One plain sentence, for the page; for the client ``reader`` it names no other client."""
     tell = _list_names if reader is None else partial(_count_others, reader)
+    unapproved = sorted(e.client for e in run.enrolments if e.status is EnrolmentStatus.AWAITING_APPROVAL)
+    more = "" if not unapproved or run.status.is_terminal else f"; not approved yet: {tell(unapproved)}"
+    return _waiting_for_clients(run, now, reader, tell) + more
+
+
+def _waiting_for_clients(run: Run, now: dt.datetime, reader: str | None, tell: Tell) -> str:
     if run.status is RunStatus.ENROLLING:
         return _enrolling(run, tell)
     if run.status is RunStatus.RUNNING:
@@ -117,10 +128,7 @@ def _enrolling(run: Run, tell: Tell) -> str:
     more = f"; no discrepancy yet from {tell(late)}" if late else ""
     if not run.policy.autostart:
         return f"{_are(ready, 'trainer')} ready; the run waits to be started{more}"
-    wanted = run.policy.min_clients
-    if ready >= wanted:
-        with_examples = _are(len(drawable_trainers(run)), "trainer")
-        return f"{with_examples} ready with examples, {updates_needed(run)} needed{more}"
+    wanted = trainers_to_start(run)
     return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
 
 
@@ -142,7 +150,7 @@ def _clients(run: Run, tell: Tell) -> str:
     away = _with_status(run, EnrolmentStatus.AWAY)
     late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
     more = (f"; away: {tell(away)}" if away else "") + (f"; no discrepancy yet: {tell(late)}" if late else "")
-    trainers = _are(len(drawable_trainers(run)), "trainer")
+    trainers = _are(len(ready_trainers(run)), "trainer")
     return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
 
 

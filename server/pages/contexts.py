@@ -166,6 +166,8 @@ class RunPage(Page):
     charts: Sequence[LineChart]
     scores: Sequence[ScoreLine]
     categories: Sequence[CategoryTable]
+    admission: str
+    unapproved: Sequence[str]
     clients: Sequence[ClientRow]
     rounds: Sequence[RoundLine]
     older_rounds: bool
@@ -196,6 +198,7 @@ class RoundPage(Page):
     formula: str
     legend: str
     fallback: str | None
+    cap: str | None
     lines: Sequence[LedgerLine]
     longest: float
     arrived: int

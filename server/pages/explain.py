@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from server.pages.words import amount, number, percent, plain
-from shared.config import DiscoWeighting, Metric, Weighting
+from shared.capping import is_feasible
+from shared.config import ANYONE, DiscoWeighting, Members, Metric, RunConfig, Weighting
 from shared.schemas import LedgerRow
 
 __all__ = [
     "WORDS",
     "WeightingWords",
+    "admission",
+    "cap_words",
     "fallback",
     "formula",
     "legend",
@@ -133,6 +136,26 @@ def weighting_name(weighting: Weighting) -> str:
     return WORDS[weighting.kind].name.format_map(_values(weighting))
 
 
+def admission(config: RunConfig) -> str:
+    """Who may take part, and whose word is believed about sizes."""
+    if config.participants.trainers == config.participants.evaluators == ANYONE:
+        who = "Any registered client may take part"
+    else:
+        trainers, evaluators = config.participants.trainers, config.participants.evaluators
+        who = f"Trainers: {_members(trainers)}. Evaluators: {_members(evaluators)}"
+    when = "until the run starts" if config.join == "before_start" else "at any time"
+    most = "" if config.max_examples is None else f", at most {amount(config.max_examples)}"
+    believed = {"nothing": "as declared", "sizes": "once the operator has approved them"}[config.approve]
+    cap = "" if config.max_weight is None else f" No weight is above {percent(config.max_weight)}."
+    return f"{who}. Clients join {when}. Their numbers of examples count {believed}{most}.{cap}"
+
+
+def _members(members: Members) -> str:
+    if isinstance(members, str):
+        return "any registered client"
+    return ", ".join(member.replace("group:", "group ") for member in members) or "nobody"
+
+
 def formula(weighting: Weighting) -> str:
     """The rule of the round with its constants put in."""
     return WORDS[weighting.kind].formula.format_map(_values(weighting))
@@ -156,8 +179,31 @@ def fallback(rows: Sequence[LedgerRow], weighting: Weighting) -> str | None:
     return f"No score of this round is above zero; {_INSTEAD[weighting.on_all_zero]}."
 
 
+def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:
+    """What the run's cap does to the round's weights; nothing if there is no cap."""
+    if largest is None:
+        return None
+    weighed = sum(bool(row.uncapped_weight) for row in rows)
+    cap = f"No weight is above {percent(largest)}"
+    if weighed and not is_feasible(weighed, largest):
+        return (
+            f"{cap} where that is possible. The {weighed} weights of this round could not sum to 100 % so, "
+            "they are equal instead."
+        )
+    return f"{cap}: what is cut off goes to the others, in proportion to their weights."
+
+
 def sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
     """One client's weight in plain words, from the stored numbers of its ledger row."""
+    if row.uncapped_weight is None or row.weight is None:
+        return _weighting_sentence(row, rows, weighting)
+    given = _weighting_sentence(row.model_copy(update={"weight": row.uncapped_weight}), rows, weighting)
+    if row.weight == row.uncapped_weight:
+        return given
+    return f"{given} With the run's cap it is {percent(row.weight, 2)}."
+
+
+def _weighting_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
     if not row.included:
         return f"Not in the model: {row.reason or f'the client {plain(row.status)}'}."
     if row.weight is None:

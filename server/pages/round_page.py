@@ -6,7 +6,7 @@ import datetime as dt
 
 from server.pages.charts import bar
 from server.pages.contexts import LedgerLine, RoundPage
-from server.pages.explain import fallback, formula, legend, sentence, weighting_name
+from server.pages.explain import cap_words, fallback, formula, legend, sentence, weighting_name
 from server.pages.reader import Reader, stream_of
 from shared.config import Weighting
 from shared.problems import NotFound
@@ -45,6 +45,7 @@ def round_page(
         formula=formula(weighting),
         legend=legend(weighting),
         fallback=fallback(shown.ledger, weighting),
+        cap=cap_words(shown.ledger, run.config.max_weight),
         lines=tuple(_line(row, shown, weighting, longest) for row in shown.ledger),
         longest=longest,
         arrived=sum(row.update is not None for row in shown.ledger),

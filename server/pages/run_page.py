@@ -19,11 +19,12 @@ from server.pages.contexts import (
     ScoreLine,
     WeightBar,
 )
-from server.pages.explain import weighting_name
+from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.words import number, percent
 from shared.schemas import (
+    EnrolmentStatus,
     EvaluationView,
     LedgerRow,
     Role,
@@ -64,7 +65,11 @@ def run_page(
         run=run,
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
-        examples=sum(found.examples for found in run.enrolments if found.role is Role.TRAINER),
+        examples=sum(
+            found.examples
+            for found in run.enrolments
+            if found.role is Role.TRAINER and found.status is not EnrolmentStatus.REFUSED
+        ),
         accuracy=score(evaluations, lambda found: found.accuracy),
         loss=score(evaluations, lambda found: found.loss),
         open_round=open_round,
@@ -72,6 +77,10 @@ def run_page(
         charts=charts(evaluations, training, run.rounds),
         scores=scores(evaluations, training),
         categories=categories(evaluations, run.classes),
+        admission=admission(run.config),
+        unapproved=tuple(
+            found.client for found in run.enrolments if found.status is EnrolmentStatus.AWAITING_APPROVAL
+        ),
         clients=_clients(run),
         rounds=tuple(_line(round, evaluations) for round in rounds),
         older_rounds=first > 1,

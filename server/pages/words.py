@@ -157,12 +157,12 @@ def indexed(text: str) -> Markup:
 
 
 _TONES = {
-    "wait": {"enrolling", "invited", "awaiting_discrepancy"},
+    "wait": {"enrolling", "invited", "awaiting_approval", "awaiting_discrepancy"},
     "go": {"running", "training", "collecting", "aggregating"},
     "done": {"completed", "aggregated", "uploaded", "ready", "finished"},
     "hold": {"paused", "away", "timed_out"},
     "end": {"stopped", "left", "declined", "abandoned"},
-    "bad": {"failed", "rejected"},
+    "bad": {"failed", "rejected", "refused"},
 }
 _TONE = {status: tone for tone, statuses in _TONES.items() for status in statuses}
 

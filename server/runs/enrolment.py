@@ -9,21 +9,37 @@ from itertools import zip_longest
 
 from server.database.step.facts import DiscrepancyFacts, EnrolmentFacts, FailureFacts
 from server.database.store import Store
-from server.lifecycle.events import ClientDeclined, ClientEnrolled, ClientLeft, DiscrepancyReceived
+from server.lifecycle.events import (
+    ClientDeclined,
+    ClientEnrolled,
+    ClientLeft,
+    DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
+)
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
-from shared.problems import ClassContractMismatch, Conflict, IncompatibleVersion
+from shared.discrepancy import check_possible
+from shared.problems import (
+    ClassContractMismatch,
+    Conflict,
+    IncompatibleVersion,
+    InvalidRequest,
+    NotAdmitted,
+)
 from shared.schemas import (
     PROTOCOL,
     DeclineRequest,
     DiscrepancySubmission,
     EnrolmentAnswer,
     EnrolmentRequest,
+    EnrolmentStatus,
     Registration,
+    Role,
 )
 from shared.versions import VERSION
 
-__all__ = ["Enrolments", "check_contract", "check_protocol"]
+__all__ = ["Enrolments", "check_contract", "check_discrepancy", "check_protocol"]
 
 
 def check_protocol(registration: Registration) -> None:
@@ -54,6 +70,19 @@ def check_contract(run: str, request: EnrolmentRequest, layout: RunLayout) -> No
             )
 
 
+def check_discrepancy(submission: DiscrepancySubmission, layout: RunLayout) -> None:
+    """Raises :class:`InvalidRequest` for another metric than the run's, or a value out of its range."""
+    asked = layout.discrepancy
+    if asked is None:
+        return  # the state machine says so
+    if submission.metric != asked.metric:
+        raise InvalidRequest(
+            f"the discrepancy is measured by {submission.metric!r}, the run asks for {asked.metric!r}",
+            hint="Compute it with the metric of the assignment.",
+        )
+    check_possible(submission.value, asked.metric, asked.target, len(layout.classes))
+
+
 @dataclass(frozen=True)
 class Enrolments:
     """Clients coming to runs and going."""
@@ -63,20 +92,55 @@ class Enrolments:
     clock: Callable[[], dt.datetime]
 
     def enrol(self, run: str, client: str, request: EnrolmentRequest, layout: RunLayout) -> EnrolmentAnswer:
-        """Repeated with the same particulars, the answer is the same."""
+        """Repeated with the same particulars, the answer is the same.
+
+        Raises :class:`NotAdmitted`, after the refusal is written, so that the run's page shows it.
+        """
         check_contract(run, request, layout)
-        event = ClientEnrolled(client, request.role, request.examples, request.index)
+        grant = self.store.grant_of(client)
+        event = ClientEnrolled(
+            client,
+            request.role,
+            request.examples,
+            request.index,
+            group=grant.group,
+            bound_to=None if grant.role is None else Role(grant.role),
+        )
         facts = EnrolmentFacts(request.device, request.left_out)
         decision = self.runner.commit(run, event, actor=client, facts=facts)
         found = decision.run.enrolment(client)
         if found is None:
             raise Conflict(f"client {client!r} is not enrolled in {run!r}")
+        if found.status is EnrolmentStatus.REFUSED:
+            raise NotAdmitted(
+                f"run {run!r} does not admit {client!r}: {found.reason}",
+                hint="Ask the coordinator's operator; the run's page shows who is admitted.",
+            )
         return EnrolmentAnswer(
             run=run, client=client, role=found.role, status=found.status, index=found.index
         )
 
-    def submit_discrepancy(self, run: str, client: str, submission: DiscrepancySubmission) -> None:
-        """Once; the same value again changes nothing, another one is refused."""
+    def approve(self, run: str, client: str, examples: int, actor: str) -> None:
+        """The operator believes this size of the client; it must be the one that it declares now."""
+        self.runner.commit(run, EnrolmentApproved(client, examples), actor=actor)
+
+    def refuse(self, run: str, client: str, reason: str, actor: str) -> None:
+        """The operator wants the client out of the run; it may ask again, and then waits for approval."""
+        self.runner.commit(run, EnrolmentRefused(client, reason), actor=actor)
+
+    def submit_discrepancy(
+        self, run: str, client: str, submission: DiscrepancySubmission, layout: RunLayout
+    ) -> None:
+        """Once; the same value again changes nothing, another one is refused.
+
+        Raises :class:`InvalidRequest` for a value that no labels can have; the event log has it.
+        """
+        try:
+            check_discrepancy(submission, layout)
+        except InvalidRequest as refused:
+            detail = {"code": refused.code, "detail": refused.detail}
+            self.runner.record("discrepancy_refused", run=run, client=client, actor=client, detail=detail)
+            raise
         facts = DiscrepancyFacts(submission.metric, submission.value, submission.grade, submission.epsilon)
         self.runner.commit(run, DiscrepancyReceived(client), actor=client, facts=facts)
 

@@ -12,6 +12,7 @@ from cachetools import LRUCache
 from server.database.store import Store
 from server.threads import Threads
 from shared.schemas import RunView
+from shared.weightings.base import Discrepancy
 
 if TYPE_CHECKING:
     from shared.wire import Layout
@@ -23,7 +24,7 @@ REMEMBERED_RUNS = 64
 
 @dataclass(frozen=True)
 class RunLayout:
-    """The class contract of a run and the tensors of its updates.
+    """The class contract of a run, what it asks of its labels, and the tensors of its updates.
 
     ``max_bytes``: the tensors' own bytes and an allowance for the file's header.
     """
@@ -32,6 +33,7 @@ class RunLayout:
     classes: tuple[str, ...]
     tensors: Layout
     max_bytes: int
+    discrepancy: Discrepancy | None
 
 
 def layout_of(run: RunView) -> RunLayout:
@@ -40,7 +42,8 @@ def layout_of(run: RunView) -> RunLayout:
     from shared.wire import largest_bytes, update_layout
 
     tensors = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
-    return RunLayout(run.config.task, run.classes, tensors, largest_bytes(tensors))
+    config = run.config
+    return RunLayout(config.task, run.classes, tensors, largest_bytes(tensors), config.weighting.discrepancy)
 
 
 class RunLayouts:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.algorithms.base import UpdateInfo
+from shared.capping import cap_ledger
 from shared.config import RunConfig
 from shared.schemas import TensorSpec
 from shared.weightings import Contribution, LedgerEntry, ledger
@@ -64,11 +65,10 @@ def close_round(
     from shared.aggregation import UpdateFile, aggregate
     from shared.algorithms import load_algorithm
 
-    rows = ledger(
-        config.weighting,
-        [Contribution(update.info.index, update.info.examples, update.discrepancy) for update in arrived],
-        all_clients,
-    )
+    contributions = [
+        Contribution(update.info.index, update.info.examples, update.discrepancy) for update in arrived
+    ]
+    rows = cap_ledger(ledger(config.weighting, contributions, all_clients), config.max_weight)
     if not any(row.weight > 0 for row in rows):
         reasons = sorted({row.reason for row in rows if row.reason})
         return RoundResult(rows, None, "; ".join(reasons) or "no update that arrived can be read")

@@ -66,7 +66,8 @@ class LedgerEntry:
 
     ``size_share`` is n_k and ``discrepancy_share`` the d_k as they enter ``score`` (None for weightings
     without a score); ``weight`` is p_k; ``size_weight`` is what plain sizes would have
-    given. ``included`` is False for a client that could not take part in the weighting at all;
+    given, ``uncapped_weight`` what the weighting gave before the run's cap (None: no cap).
+    ``included`` is False for a client that could not take part in the weighting at all;
     ``reason`` is a sentence whenever the weight is 0.
     """
 
@@ -80,6 +81,7 @@ class LedgerEntry:
     score: float | None
     weight: float
     size_weight: float
+    uncapped_weight: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.discrepancy import discrepancy
+from shared.discrepancy import check_possible, discrepancy, largest
 from shared.problems import InvalidConfiguration, InvalidRequest
 
 VECTORS: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -97,3 +97,52 @@ def test_bad_targets_are_the_configurations_fault(target: Any, said: str) -> Non
 def test_an_unknown_metric_is_named() -> None:
     with pytest.raises(InvalidConfiguration, match="'hellinger' is none of kl, l1, l2, cosine"):
         discrepancy([1, 2], "uniform", "hellinger")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the range (case C2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "classes", "end"),
+    [
+        ("kl", "uniform", 10, 2.302585092994046),  # ln 10
+        ("kl", (0.5, 0.25, 0.25), 3, 1.3862943611198906),  # ln 4
+        ("kl", (2, 2, 0), 3, 0.6931471805599453),  # ln 2, or infinity
+        ("l1", "uniform", 10, 1.8),
+        ("l1", (0.5, 0.5, 0), 3, 2.0),
+        ("l2", "uniform", 10, 0.9486832980505138),  # sqrt(0.9)
+        ("cosine", "uniform", 10, 0.683772233983162),  # 1 - 1/sqrt(10)
+        (
+            "cosine",
+            (0.6, 0.4),
+            2,
+            0.4452998039,
+        ),  # 1 - 0.4/sqrt(0.52)
+    ],
+)
+def test_c2_the_end_of_the_range_by_hand(metric: Any, target: Any, classes: int, end: float) -> None:
+    assert largest(metric, target, classes) == pytest.approx(end, abs=1e-9)
+    check_possible(end, metric, target, classes)
+    check_possible(0.0, metric, target, classes)
+    for above in (end + 1e-6, 1e308):
+        with pytest.raises(
+            InvalidRequest, match=rf"is above .*, the largest that labels of {classes} classes"
+        ):
+            check_possible(above, metric, target, classes)
+    with pytest.raises(InvalidRequest, match="is above"):
+        check_possible(math.nan, metric, target, classes)
+
+
+@given(counts, metrics, st.data())
+def test_c2_every_discrepancy_is_possible(local: list[int], metric: Any, data: st.DataObject) -> None:
+    shares = st.lists(st.floats(0, 1), min_size=len(local), max_size=len(local)).filter(lambda q: sum(q) > 0)
+    target: Any = data.draw(st.one_of(st.just("uniform"), shares))
+    check_possible(discrepancy(local, target, metric), metric, target, len(local))
+
+
+def test_c2_only_kl_to_a_target_with_an_empty_class_can_be_infinite() -> None:
+    check_possible(math.inf, "kl", (1, 1, 0), 3)
+    impossible: list[tuple[Any, Any]] = [("kl", "uniform"), ("kl", (1, 2, 3)), ("l1", (1, 1, 0))]
+    for metric, target in impossible:
+        with pytest.raises(InvalidRequest, match="is infinite"):
+            check_possible(math.inf, metric, target, 3)

@@ -177,8 +177,8 @@ def test_data_that_the_run_dealt_are_told_exactly_whatever_is_asked(tmp_path: Pa
 @example([1, 0], "kl")  # no label can move it: the finest grid
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=6).filter(any), st.sampled_from(EVERY))
 def test_an_answer_is_in_the_range_of_its_metric(counts: list[int], metric: Metric) -> None:
+    from shared.discrepancy import largest
     from worker.disclosure import _make_answer
-    from worker.noise import largest
 
     answer = _make_answer(_ask(counts, metric=metric), "noised", 0.01)
     assert 0 <= answer.value <= largest(metric, "uniform", len(counts))

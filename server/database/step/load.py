@@ -43,6 +43,7 @@ _ENROLMENTS = (
         enrolments.c.examples,
         enrolments.c.index,
         enrolments.c.reason,
+        enrolments.c.approved_examples,
         enrolments.c.discrepancy_metric,
         enrolments.c.discrepancy,
         enrolments.c.last_error.is_not(None).label("troubled"),
@@ -114,8 +115,16 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
 
 
 def _enrolment(row: sa.Row[*tuple[Any, ...]]) -> Enrolment:
-    client, role, status, examples, index, reason = row[:6]
-    return Enrolment(client=client, role=role, status=status, examples=examples, index=index, reason=reason)
+    client, role, status, examples, index, reason, approved = row[:7]
+    return Enrolment(
+        client=client,
+        role=role,
+        status=status,
+        examples=examples,
+        index=index,
+        reason=reason,
+        approved_examples=approved,
+    )
 
 
 def _round(rows: Sequence[Any]) -> Round:

@@ -16,8 +16,7 @@ from server.database.step.write_run import write
 from server.database.tables import participants
 from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
 from server.lifecycle.machine import Decision, decide
-from shared.config import RunConfig
-from shared.problems import DiscrepancyAlreadySubmitted, InvalidRequest
+from shared.problems import DiscrepancyAlreadySubmitted
 from shared.schemas import EnrolmentStatus
 
 __all__ = ["take_step"]
@@ -35,7 +34,7 @@ def take_step(
 ) -> Decision:
     """Raises what ``decide`` raises, and :class:`StaleVersion` if another process moved the run meanwhile."""
     before = load(connection, run, configs, lock=True)
-    if _is_repetition(connection, before, event, facts, configs.of(connection, run)):
+    if _is_repetition(connection, before, event, facts):
         return Decision(before.run, ())
     decision = decide(before.run, event, now)
     if decision.run != before.run or decision.effects:
@@ -43,14 +42,12 @@ def take_step(
     return decision
 
 
-def _is_repetition(
-    connection: Reading, before: Snapshot, event: Event, facts: Facts | None, config: RunConfig
-) -> bool:
+def _is_repetition(connection: Reading, before: Snapshot, event: Event, facts: Facts | None) -> bool:
     """Whether a repetition brings nothing new; raises if it brings something else."""
     if isinstance(event, UpdateReceived) and isinstance(facts, UpdateFacts):
         return _is_same_update(connection, before, event, facts)
     if isinstance(event, DiscrepancyReceived) and isinstance(facts, DiscrepancyFacts):
-        return _is_same_discrepancy(before, event, facts, config)
+        return _is_same_discrepancy(before, event, facts)
     return False
 
 
@@ -78,16 +75,7 @@ def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived
     return row is not None and row.status.is_accepted and row.update == facts.digest
 
 
-def _is_same_discrepancy(
-    before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts, config: RunConfig
-) -> bool:
-    asked = config.weighting.discrepancy
-    if asked is not None and facts.metric != asked.metric:
-        raise InvalidRequest(
-            f"the discrepancy is measured by {facts.metric!r}, run {before.run.id!r} asks for"
-            f" {asked.metric!r}",
-            hint="Compute it with the metric of the assignment.",
-        )
+def _is_same_discrepancy(before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts) -> bool:
     stored = before.discrepancies.get(event.client)
     if stored is None:
         return False

@@ -105,6 +105,7 @@ def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
         "score": entry.score,
         "weight": entry.weight,
         "size_weight": entry.size_weight,
+        "uncapped_weight": entry.uncapped_weight,
         "ledger_reason": entry.reason,
     }
 

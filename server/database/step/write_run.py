@@ -98,6 +98,7 @@ def _enrolment_values(change: Change, before: Enrolment | None, after: Enrolment
             "index": after.index,
             "examples": after.examples,
             "reason": after.reason,
+            "approved_examples": after.approved_examples,
         }
     if after.client == change.client:
         values |= _values_from_facts(change, before, after)

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.database.events import KINDS
+from server.database.join_tokens import ClientGrant
 from server.database.step.facts import AggregationFacts, FailureFacts
 from server.database.store import Store
 from server.lifecycle.events import (
@@ -20,6 +21,8 @@ from server.lifecycle.events import (
     ClientDeclined,
     ClientLeft,
     CoordinatorReturned,
+    EnrolmentApproved,
+    EnrolmentRefused,
     FailureReported,
     PauseRequested,
     ResumeRequested,
@@ -41,8 +44,12 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     run_into_trouble(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
-    store.revoke_join_token(store.add_join_token("hash", 1, None, seed.FIRST_MOMENT), "admin", finished.now)
+    grant = ClientGrant("trainer", "clinics", "north")
+    token = store.add_join_token("hash", 1, None, seed.FIRST_MOMENT, grant=grant)
+    store.register("north", "hash-of-north", "0.1.0", finished.now, join_hash="hash")
+    store.revoke_join_token(token, "admin", finished.now)
     send_refused_uploads(client)
+    send_refused_discrepancy(client)
     store.revoke(SITES[1].name, "admin", finished.now)
 
     happened: dict[str, set[str]] = {}
@@ -65,6 +72,12 @@ def run_into_trouble(store: Store) -> None:
     run.apply(ClientDeclined("unwilling", "other task"), "unwilling", FailureFacts("other-task"))
     run.enrol()
     run.enrol_one("no-data", Role.TRAINER, 0, "cpu")
+    run.apply(EnrolmentRefused("no-data", "no data"), "admin")
+    run.enrol_one("no-data", Role.TRAINER, 5, "cpu")
+    run.apply(EnrolmentApproved("no-data", 5), "admin")
+    run.apply(ClientLeft("no-data", "moved"), "no-data")
+    run.enrol_one("no-data", Role.TRAINER, 6, "cpu")
+    run.apply(ClientLeft("no-data", "moved"), "no-data")
     run.apply(PauseRequested("noon"), "admin")
     run.apply(ResumeRequested(), "admin")
     run.apply(CoordinatorReturned(dt.timedelta(minutes=10)), "coordinator")
@@ -117,6 +130,13 @@ def send_refused_uploads(client: TestClient) -> None:
     assert client.put(path, headers=headers, content=b"x").status_code == 422
     digest = {"Content-Digest": "sha-256=:LXEWQrcmsEQBYnyp+6wy9chTD7GQPMTbAiWHF5IaSIE=:"}
     assert client.put(path, headers=headers | digest, content=b"x").status_code == 409
+
+
+def send_refused_discrepancy(client: TestClient) -> None:
+    """No labels are so far from any target."""
+    headers = {"Authorization": f"Bearer {seed.token_of(SITES[0].name)}"}
+    body = {"metric": "kl", "value": 1e308}
+    assert client.put("/api/v1/runs/finished/discrepancy", headers=headers, json=body).status_code == 422
 
 
 def test_an_undeclared_kind_is_not_written(tmp_path: Path, migrated_sqlite: Path) -> None:

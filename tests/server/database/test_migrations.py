@@ -212,3 +212,48 @@ def test_an_enrolment_of_schema_0001_has_not_said_what_is_left_out_nor_how_it_di
         assert (older.client, older.examples) == ("north", 40)
         assert "left_out" not in older._fields
     engine.dispose()
+
+
+def test_enrolments_of_schema_0005_keep_all_they_have_and_new_statuses_are_declined_in_the_older_one(
+    empty_database_url: str,
+) -> None:
+    upgrade(empty_database_url, "0005")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    row = {"run": "demo", "examples": 40, "device": "cpu", "enrolled_at": at, "role": Role.TRAINER}
+    with engine.begin() as connection:
+        for name in ("north", "south", "west"):
+            values = {"client": name, "token_hash": name * 4, "version": "0.1", "registered_at": at}
+            connection.execute(clients.insert().values(**values))
+        connection.execute(
+            runs.insert().values(
+                run="demo", version=1, status=RunStatus.ENROLLING, config={}, classes=["a"], manifest=[],
+                completed_rounds=0, initial_model="0" * 64, created_at=at,
+            )
+        )  # fmt: skip
+        more = {"client": "north", "status": EnrolmentStatus.READY, "index": 3, "left_out": {"hidden": 1}}
+        connection.execute(enrolments.insert().values(**row, **more))
+    upgrade(empty_database_url, "0006")
+    with engine.begin() as connection:
+        (kept,) = connection.execute(sa.select(enrolments))
+        assert (kept.examples, kept.left_out, kept.enrolled_at) == (40, {"hidden": 1}, at)
+        assert kept.approved_examples is None
+        assert connection.execute(sa.select(clients.c.role, clients.c.group)).all() == [(None, None)] * 3
+        for client, status in (
+            ("south", EnrolmentStatus.REFUSED),
+            ("west", EnrolmentStatus.AWAITING_APPROVAL),
+        ):
+            connection.execute(enrolments.insert().values(**row, client=client, status=status))
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE enrolments SET status = 'unheard-of'"))
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:  # as before
+        connection.execute(sa.text("UPDATE enrolments SET client = 'nobody' WHERE client = 'north'"))
+    inspector = sa.inspect(engine)
+    assert [index["name"] for index in inspector.get_indexes("enrolments")].count("ix_enrolments_client") == 1
+    downgrade(empty_database_url, "0005")
+    with engine.begin() as connection:
+        older = connection.execute(sa.text("SELECT client, status FROM enrolments ORDER BY client"))
+        assert older.all() == [("north", "ready"), ("south", "declined"), ("west", "declined")]
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE enrolments SET status = 'refused'"))
+    engine.dispose()

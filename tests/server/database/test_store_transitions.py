@@ -6,14 +6,13 @@ import pytest
 import sqlalchemy as sa
 
 from server.database.session import reading
-from server.database.step.facts import DiscrepancyFacts, FailureFacts
+from server.database.step.facts import FailureFacts
 from server.database.tables import participants, rounds, runs
 from server.lifecycle.effects import Aggregate
 from server.lifecycle.events import (
     AggregationFailed,
     AggregationFinished,
     ClientLeft,
-    DiscrepancyReceived,
     FailureReported,
     PauseRequested,
     ResumeRequested,
@@ -24,7 +23,6 @@ from shared.problems import (
     Conflict,
     DiscrepancyAlreadySubmitted,
     IllegalTransition,
-    InvalidRequest,
     NameTaken,
     NotFound,
     RunOver,
@@ -171,9 +169,6 @@ def test_a_discrepancy_is_taken_once(story: Story) -> None:
     assert version(story) == before
     with pytest.raises(DiscrepancyAlreadySubmitted, match=r"0\.125 \(kl\).* 0\.5 \(kl\)"):
         story.submit("a", 0.5)
-    other_metric = DiscrepancyFacts("l2", 0.125)
-    with pytest.raises(InvalidRequest, match=r"measured by 'l2'.*asks for 'kl'"):
-        story.store.apply(RUN, DiscrepancyReceived("a"), actor="a", now=NOW, facts=other_metric)
     assert story.store.run_view(RUN, NOW).enrolments[0].discrepancy == 0.125
 
 

@@ -21,6 +21,8 @@ from server.lifecycle.events import (
     ClientSeen,
     CoordinatorReturned,
     DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
     Event,
     FailureReported,
     PauseRequested,
@@ -121,6 +123,8 @@ RUNS = {
 }
 POSSIBLE: list[tuple[Event, str]] = [
     (trainer("z"), "ERP"),
+    (EnrolmentApproved("a", 10), "ERP"),
+    (EnrolmentRefused("a", "unknown"), "ERP"),
     (ClientDeclined("a", "no"), "ERPCS"),
     (ClientLeft("a", "moved"), "ERPCS"),
     (ClientSeen("a"), "ERPCS"),
@@ -276,7 +280,10 @@ _TOO_FEW = after_deadline(collecting("ab", quorum=2)).run
         (new_run(), "0 of 3 trainers are ready; the run starts with 3"),
         (_LATE, "1 of 3 trainers is ready; the run starts with 3; no discrepancy yet from b"),
         (enrolled("ab"), "2 trainers are ready; the run waits to be started"),
-        (play(new_run(min_clients=1), trainer("a", 0)).run, "0 trainers are ready with examples, 1 needed"),
+        (
+            play(new_run(min_clients=1), trainer("a", 0)).run,
+            "0 of 1 trainer are ready; the run starts with 1",
+        ),
         (collecting("ab"), "round 1: waiting for a, b until 13:00 UTC"),
         (play(collecting("ab"), failed("a")).run, "round 1: waiting for b until 13:00 UTC"),
         (_MANY, "round 1: waiting for a, b, c, d, e and 3 more until 13:00 UTC"),

@@ -79,21 +79,6 @@ def test_enrolling_twice_with_other_particulars_is_refused(other: ClientEnrolled
         decide(run, other, NOW)
 
 
-def test_a_trainer_without_examples_is_told_why_it_is_never_drawn() -> None:
-    decision = play(new_run(min_clients=2, needs_discrepancy=True), trainer("a"), trainer("z", 0))
-    assert enrolment(decision.run, "z").status == EnrolmentStatus.READY  # nothing is asked of it
-    assert enrolment(decision.run, "z").reason == "has no examples, so it is never drawn"
-    assert record(decision, "client_enrolled").detail["reason"] == "has no examples, so it is never drawn"
-    started = play(decision.run, DiscrepancyReceived("a"))
-    assert participants(started.run) == {"a": "invited"}
-
-
-def test_a_run_of_trainers_without_examples_does_not_start() -> None:
-    run = play(new_run(min_clients=2), trainer("a", 0), trainer("b", 0)).run
-    assert run.status == "enrolling"
-    assert play(run, trainer("c")).run.status == "running"
-
-
 # -------------------------------------------------------------------- indexes
 
 
@@ -286,11 +271,11 @@ def test_a_run_without_autostart_waits_to_be_asked() -> None:
 @pytest.mark.parametrize("policy", [{"quorum": 3}, {"clients_per_round": 3}])
 def test_a_start_with_too_few_says_how_many_are_missing(policy: dict[str, int]) -> None:
     run = play(enrolled("ab", **policy), trainer("z", 0)).run
-    with pytest.raises(IllegalTransition, match="needs 3 ready trainers with examples and has 2") as refusal:
+    with pytest.raises(IllegalTransition, match="needs 3 ready trainers and has 2") as refusal:
         decide(run, StartRequested(), NOW)
     assert refusal.value.hint.startswith("Let 1 more enrol")
 
 
 def test_a_start_with_nobody_is_refused() -> None:
-    with pytest.raises(IllegalTransition, match="needs 1 ready trainers with examples and has 0"):
+    with pytest.raises(IllegalTransition, match="needs 1 ready trainers and has 0"):
         decide(new_run(), StartRequested(), NOW)

@@ -20,6 +20,8 @@ from server.lifecycle.events import (
     ClientSeen,
     CoordinatorReturned,
     DiscrepancyReceived,
+    EnrolmentApproved,
+    EnrolmentRefused,
     Event,
     FailureReported,
     PauseRequested,
@@ -31,7 +33,8 @@ from server.lifecycle.events import (
 )
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Enrolment, Round, Run
-from server.lifecycle.views import drawable_trainers, relative_sizes, waiting_for
+from server.lifecycle.views import ready_trainers, relative_sizes, waiting_for
+from shared.config import Participants
 from shared.problems import Conflict
 from shared.schemas import Role
 from tests.helpers.lifecycle_story import NOW, collecting, new_run, play, trainer
@@ -106,6 +109,14 @@ class AnyOrder(RuleBasedStateMachine):
     def enrol(self, client: str, examples: int, role: Role, index: int | None) -> None:
         self.give(ClientEnrolled(client, role, examples, index))
 
+    @rule(client=CLIENTS, examples=st.sampled_from([5, 5, 6]))
+    def approve(self, client: str, examples: int) -> None:
+        self.give(EnrolmentApproved(client, examples))
+
+    @rule(client=CLIENTS)
+    def refuse(self, client: str) -> None:
+        self.give(EnrolmentRefused(client, "not from here"))
+
     @rule(client=CLIENTS, kind=st.sampled_from([DiscrepancyReceived, ClientSeen]))
     def show_up(self, client: str, kind: type[DiscrepancyReceived | ClientSeen]) -> None:
         self.give(kind(client))
@@ -176,7 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_running_run_works_or_waits_for_clients(self) -> None:
         run = self.run
         if run.status == "running" and not is_open(run.round):
-            assert len(drawable_trainers(run)) < run.policy.quorum
+            assert len(ready_trainers(run)) < run.policy.quorum
         if run.status == "enrolling":
             assert run.round is None
         if run.status in ("completed", "stopped"):
@@ -203,6 +214,14 @@ class AnyOrder(RuleBasedStateMachine):
             assert order == sorted(order)
 
     @invariant()
+    def who_is_not_admitted_has_no_part(self) -> None:
+        out = {e.client for e in self.run.enrolments if e.status in ("refused", "awaiting_approval")}
+        assert out.isdisjoint(relative_sizes(self.run))
+        assert all(e.examples > 0 for e in self.run.enrolments if is_present(e, Role.TRAINER))
+        if self.run.round is not None and self.run.round.status == "collecting":
+            assert out.isdisjoint(waited_for(self.run.round))
+
+    @invariant()
     def what_is_read_off_a_run_makes_sense(self) -> None:
         assert waiting_for(self.run, self.now)
         sizes = relative_sizes(self.run).values()
@@ -218,7 +237,8 @@ class AnyOrder(RuleBasedStateMachine):
     def run_to_the_end(self) -> None:
         for client in ("x", "y", "z"):
             self.give(ClientEnrolled(client, Role.TRAINER, 5))
-        for client in [e.client for e in self.run.enrolments]:
+        for client, examples in [(e.client, e.examples) for e in self.run.enrolments]:
+            self.give(EnrolmentApproved(client, examples))
             self.give(DiscrepancyReceived(client))
             self.give(ClientSeen(client))
         self.give(StartRequested())
@@ -294,7 +314,8 @@ def is_open(current: Round | None) -> bool:
 
 
 def is_present(enrolment: Enrolment, role: Role) -> bool:
-    return enrolment.role is role and enrolment.status not in ("left", "finished", "declined")
+    takes_part = enrolment.status in ("awaiting_discrepancy", "ready", "away")
+    return enrolment.role is role and takes_part
 
 
 def waited_for(current: Round) -> list[str]:
@@ -309,6 +330,14 @@ class AnyOrderWithDiscrepancies(AnyOrder):
         return play(run, trainer("a"), trainer("b")).run
 
 
+class AnyOrderWithApproval(AnyOrder):
+    """Sizes wait for the operator; some names and sizes are not admitted at all."""
+
+    def first(self) -> Run:
+        admitted = Participants(trainers=(*"abcxyz",), evaluators=("e",))
+        return new_run(rounds=2, quorum=2, approve="sizes", participants=admitted, max_examples=5)
+
+
 class AnyOrderFromNothing(AnyOrder):
     """The same from the very beginning, started by itself."""
 
@@ -321,5 +350,7 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = _EFFORT
 TestAnyOrderWithDiscrepancies = AnyOrderWithDiscrepancies.TestCase
 TestAnyOrderWithDiscrepancies.settings = _EFFORT
+TestAnyOrderWithApproval = AnyOrderWithApproval.TestCase
+TestAnyOrderWithApproval.settings = _EFFORT
 TestAnyOrderFromNothing = AnyOrderFromNothing.TestCase
 TestAnyOrderFromNothing.settings = _EFFORT

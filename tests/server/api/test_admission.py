@@ -1,0 +1,280 @@
+"""Attempts to get into a run, or to weigh more in it than one should, over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
+
+SIZES = {"kind": "sizes"}
+MOST = 2**53
+
+
+@pytest.fixture
+def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "data") as opened:
+        yield opened
+
+
+def invite(at: Live, **token: Any) -> str:
+    answer = at.admin.post("/join-tokens", json=token)
+    assert answer.status_code == 201, answer.text
+    made: str = answer.json()["token"]
+    return made
+
+
+def join(at: Live, token: str, name: str | None = None) -> ManualClient:
+    answer = at.http(token).post("/clients", json={} if name is None else {"name": name})
+    assert answer.status_code == 201, answer.text
+    return ManualClient(at.http(answer.json()["token"]), answer.json()["client"])
+
+
+def row_of(at: Live, client: str, run: str = "demo") -> dict[str, Any]:
+    (found,) = [row for row in at.run(run)["enrolments"] if row["client"] == client]
+    return dict(found)
+
+
+def assert_refused(answer: httpx.Response, code: str, sentence: str) -> None:
+    status = {"not-admitted": 403, "invalid-request": 422}.get(code, 409)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert sentence in answer.json()["detail"]
+
+
+# -------------------------------------------------------------------- C1
+
+
+def test_c1_a_stranger_with_2_to_the_53_examples_does_not_get_into_a_running_run(at: Live) -> None:
+    names = ["site-0", "site-1", "site-2"]
+    at.create(weighting=SIZES, min_clients=3, participants=names, join="before_start", rounds=3)
+    sites = enrolled(at, [500, 300, 200])
+    stranger = at.site("stranger")
+    assert stranger.work() is None, "it is not offered a run that does not name it"
+    assert_refused(stranger.enrol("demo", MOST), "not-admitted", "participants name not it as trainer")
+    shown = row_of(at, "stranger")
+    assert (shown["status"], shown["reason"]) == ("refused", "the run's participants name not it as trainer")
+    assert [e["detail"]["examples"] for e in at.events() if e["kind"] == "client_refused"] == [MOST]
+    for site in sites:
+        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    first = at.admin.get("/runs/demo/rounds/1").json()
+    assert [row["weight"] for row in first["ledger"]] == [0.5, 0.3, 0.2]
+    assert [row["client"] for row in at.admin.get("/runs/demo/rounds/2").json()["ledger"]] == names
+
+
+def test_c1_among_those_who_are_admitted_sizes_are_bounded(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=2, max_examples=1000)
+    site = at.site("anna")
+    sentence = "declares 9007199254740992 examples, the run takes at most 1000 from a client (max_examples)"
+    assert_refused(site.enrol("demo", MOST), "not-admitted", sentence)
+    assert site.enrol("demo", 1000).status_code == 200
+
+
+def test_c1_and_nobody_weighs_more_than_the_cap(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=4, max_weight=0.4)
+    for site in enrolled(at, [500, 300, 200, MOST]):
+        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    ledger = at.admin.get("/runs/demo/rounds/1").json()["ledger"]
+    assert [row["weight"] for row in ledger] == pytest.approx([0.3, 0.18, 0.12, 0.4])
+    assert ledger[3]["uncapped_weight"] == pytest.approx(1.0)
+    page = httpx.get(f"{at.url}/runs/demo/rounds/1").text
+    assert "No weight is above 40.0\u202f%" in page
+    assert "With the run&#39;s cap it is 40.00\u202f%." in page
+
+
+def test_a_cap_that_cannot_be_kept_is_said(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=2, max_weight=0.3)
+    for site in enrolled(at, [500, MOST]):
+        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    assert [r["weight"] for r in at.admin.get("/runs/demo/rounds/1").json()["ledger"]] == [0.5, 0.5]
+    page = httpx.get(f"{at.url}/runs/demo/rounds/1").text
+    assert "The 2 weights of this round could not sum to 100 % so, they are equal instead." in page
+
+
+def test_a_size_is_a_whole_number_that_is_there(at: Live) -> None:
+    at.create(weighting=SIZES)
+    site = at.site("anna")
+    for size in ("-1", "1.5", str(MOST + 1), '"many"', "null", "NaN", "1e999"):
+        content = f'{{"task": "tests.nowhere:Task", "classes": ["cat", "dog", "owl"], "examples": {size}}}'
+        headers = {"Content-Type": "application/json"}
+        answer = site.http.post("/runs/demo/enrolments", content=content, headers=headers)
+        assert answer.status_code == 422, answer.text
+    assert at.run()["enrolments"] == []
+
+
+# -------------------------------------------------------------------- C2
+
+
+def test_c2_a_discrepancy_above_its_range_is_refused_and_shown(at: Live) -> None:
+    at.create(weighting={"kind": "disco"})
+    site = at.site("liar")
+    site.enrol("demo", 10)
+    sentence = "above 1.09861, the largest that labels of 3 classes can have by kl"
+    for value in (1e308, 1.0987):
+        assert_refused(site.submit("demo", value), "invalid-request", sentence)
+    assert [sentence in e["detail"]["detail"] for e in at.events() if e["kind"] == "discrepancy_refused"]
+    assert row_of(at, "liar")["status"] == "awaiting_discrepancy"
+    assert_refused(site.submit("demo", "Infinity"), "invalid-request", "is infinite")
+    assert_refused(site.submit("demo", 0.1, "l2"), "invalid-request", "by 'l2', the run asks for 'kl'")
+    assert site.submit("demo", 1.0986).status_code == 204
+
+
+def test_c2_infinity_only_where_a_class_has_no_share(at: Live) -> None:
+    at.create(weighting={"kind": "disco", "target": [0.5, 0.5, 0]})
+    site = at.site("anna")
+    site.enrol("demo", 10)
+    assert_refused(site.submit("demo", 0.7), "invalid-request", "above 0.693147")
+    assert site.submit("demo", "Infinity").status_code == 204
+
+
+# -------------------------------------------------------------------- C5
+
+
+def test_c5_a_run_does_not_start_with_a_client_without_examples(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=2)
+    full, empty = at.site("full"), at.site("empty")
+    assert_refused(empty.enrol("demo", 0), "not-admitted", "declares 0 examples; a size is 1 or more")
+    assert full.enrol("demo", 100).status_code == 200
+    run = at.run()
+    assert (run["status"], run["completed_rounds"]) == ("enrolling", 0)
+    assert run["waiting_for"] == "1 of 2 trainers is ready; the run starts with 2"
+
+
+# -------------------------------------------------------------------- approval
+
+
+def test_sizes_wait_for_the_operator_and_the_page_says_who_waits(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=2, approve="sizes")
+    anna, otto = enrolled(at, [100, 200])
+    assert row_of(at, "site-0")["status"] == "awaiting_approval"
+    page = httpx.get(f"{at.url}/runs/demo").text
+    assert "feddisco run approve demo site-0 site-1" in page
+    assert "its size of 200 examples waits for the operator&#39;s approval" in page
+    model = at.run()["initial_model"]
+    assert anna.http.get(f"/blobs/{model}").status_code == 403, "models are for those who are admitted"
+    wrong = at.admin.post("/runs/demo/enrolments/site-0/approve", json={"examples": 90})
+    assert_refused(wrong, "illegal-transition", "declares 100 examples in run 'demo', not 90")
+    for name, size in (("site-0", 100), ("site-1", 200)):
+        answer = at.admin.post(f"/runs/demo/enrolments/{name}/approve", json={"examples": size})
+        assert answer.status_code == 204, answer.text
+    assert at.run()["status"] == "running"
+    assert row_of(at, "site-1")["approved_examples"] == 200
+    assert anna.http.get(f"/blobs/{model}").status_code == 200
+    assert otto.until("train")["index"] == 1
+
+
+def test_a_changed_size_waits_again(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=2, approve="sizes")
+    anna = at.site("anna")
+    for size in (100, 300):
+        anna.enrol("demo", size)
+        at.admin.post("/runs/demo/enrolments/anna/approve", json={"examples": 100})
+        anna.http.delete("/runs/demo/enrolments/me")
+    anna.enrol("demo", 300)
+    sentence = "its size of 300 examples, not the 100 that were approved, waits for the operator's approval"
+    assert row_of(at, "anna")["reason"] == sentence
+
+
+def test_a_client_is_taken_out_of_a_run(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=3)
+    sites = enrolled(at, [100, 200, 300])
+    answer = at.admin.post("/runs/demo/enrolments/site-2/refuse", json={"reason": "not 300 images"})
+    assert answer.status_code == 204
+    assert row_of(at, "site-2")["reason"] == "refused by the operator: not 300 images"
+    late = sites[2].upload("demo", 1, file_of(1.0))
+    assert_refused(late, "update-late", "refused by the operator: not 300 images")
+    assert sites[2].http.get(f"/blobs/{at.run()['initial_model']}").status_code == 403
+    for site in sites[:2]:
+        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    waits = sites[2].http.get("/work").json()["reason"]
+    assert "not admitted, refused by the operator" in waits
+    assert sites[2].enrol("demo", 300).json()["status"] == "awaiting_approval"
+
+
+@pytest.mark.parametrize("call", ["approve", "refuse"])
+def test_only_the_operator_approves_and_refuses(at: Live, call: str) -> None:
+    at.create(approve="sizes")
+    site = at.site("anna")
+    site.enrol("demo", 10)
+    answer = site.http.post(
+        f"/runs/demo/enrolments/anna/{call}", json={"examples": 10} if call == "approve" else {}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+# -------------------------------------------------------------------- join tokens
+
+
+def test_a_join_token_is_for_one_client_and_seven_days_unless_said_otherwise(at: Live) -> None:
+    made = at.admin.post("/join-tokens", json={}).json()
+    (listed,) = [row for row in at.admin.get("/join-tokens").json() if row["id"] == made["id"]]
+    assert (made["uses"], listed["uses_left"]) == (1, 1)
+    days = (
+        at.coordinator.clock() - at.coordinator.clock().fromisoformat(listed["expires_at"])
+    ).total_seconds()
+    assert -days / 86400 == pytest.approx(7, abs=0.01)
+    join(at, made["token"])
+    again = at.http(made["token"]).post("/clients", json={})
+    assert again.json()["code"] == "wrong-token"
+    unlimited = at.admin.post("/join-tokens", json={"uses": None, "valid_seconds": None}).json()
+    assert (unlimited["uses"], unlimited["expires_at"]) == (None, None)
+
+
+def test_a_join_token_with_a_name_is_for_that_client_alone(at: Live) -> None:
+    token = invite(at, name="north")
+    other = at.http(token).post("/clients", json={"name": "south"})
+    assert_refused(other, "wrong-name", "the join token is for the client 'north', not for 'south'")
+    squatter = at.http(invite(at)).post("/clients", json={"name": "north"})
+    assert_refused(squatter, "name-taken", "is kept for the client of another join token")
+    taken = at.admin.post("/join-tokens", json={"name": "north"})
+    assert_refused(taken, "name-taken", "is kept for another join token")
+    assert join(at, token).name == "north"
+    registered = at.admin.post("/join-tokens", json={"name": "north"})
+    assert_refused(registered, "name-taken", "there is a client 'north' already")
+
+
+def test_a_revoked_join_token_keeps_no_name(at: Live) -> None:
+    made = at.admin.post("/join-tokens", json={"name": "north"}).json()
+    at.admin.delete(f"/join-tokens/{made['id']}")
+    assert join(at, invite(at), "north").name == "north"
+
+
+def test_a_name_is_for_one_client(at: Live) -> None:
+    answer = at.admin.post("/join-tokens", json={"name": "north", "uses": 2})
+    assert (answer.status_code, "for one use" in answer.text) == (422, True)
+
+
+def test_groups_and_roles_come_with_the_join_token(at: Live) -> None:
+    at.create(weighting=SIZES, participants={"trainers": ["group:clinics"], "evaluators": ["group:clinics"]})
+    clinic = join(at, invite(at, group="clinics", role="trainer"), "north")
+    bank = join(at, invite(at, group="banks"), "bank")
+    assert clinic.work() == {"kind": "enrol", "run": "demo"}
+    assert bank.work() is None
+    sentence = "participants name neither it nor its group banks as trainer"
+    assert_refused(bank.enrol("demo", 10), "not-admitted", sentence)
+    bound = clinic.enrol("demo", 10, role="evaluator")
+    assert_refused(bound, "not-admitted", "its join token lets it take part as trainer only")
+    assert clinic.enrol("demo", 10).status_code == 200
+    (row,) = [row for row in at.admin.get("/clients").json() if row["client"] == "north"]
+    assert (row["group"], row["role"]) == ("clinics", "trainer")
+
+
+def test_an_evaluator_is_not_offered_a_run_that_has_none(at: Live) -> None:
+    at.create(weighting=SIZES, participants={"trainers": "anyone"})
+    judge = join(at, invite(at, role="evaluator"))
+    assert judge.work() is None
+    assert_refused(judge.enrol("demo", 10, role="evaluator"), "not-admitted", "name not it as evaluator")
+
+
+def test_a_run_that_names_fewer_trainers_than_it_needs_is_not_created(at: Live) -> None:
+    config = {"name": "demo", "task": "digits", "participants": ["north", "south"], "min_clients": 3}
+    answer = at.admin.post("/runs", json={"config": config})
+    assert answer.status_code == 422
+    assert "participants names 2 trainers, fewer than min_clients 3" in answer.text
