@@ -25,6 +25,7 @@ Purpose = Literal[
     "steps",
     "controls",
     "validation",
+    "proxy",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

@@ -6,8 +6,8 @@ The same configuration gives the same models, bit for bit, as a deployment on th
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,14 @@ from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
 from shared.training.workbench import ClientTask
-from shared.weightings import Contribution, ledger
+from shared.weightings import Contribution, find_refusal, load_weighting
+from shared.weightings.base import Need
 from shared.wire.tensors import state_of
 from simulation.jobs import Job
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated
+    from shared.aggregation.proxy import ProxyExamples
     from shared.config import RunConfig
     from shared.training.workbench import Workbench
     from shared.weightings import LedgerEntry
@@ -73,6 +75,8 @@ class Checkpoint(Frozen):
     broadcast: str | None = None
     private: str | None = None
     kept: dict[int, str] = Field(default_factory=dict)
+    took_part: tuple[int, ...] | None = Field(None, description="clients of which an update counted")
+    memory: dict[str, dict[int, float]] = Field(default_factory=dict, description="the weighting's")
 
     @property
     def names(self) -> set[str]:
@@ -90,7 +94,9 @@ class Federation:
         self.folder = folder
         self._workbench = workbench
         self._sizes = [len(workbench.training_examples(index)) for index in range(workbench.clients)]
-        self._discrepancies = [self._discrepancy(index) for index in range(workbench.clients)]
+        self._needs = load_weighting(config.weighting).needs
+        self._known = [self._contribution(index) for index in range(workbench.clients)]
+        self._proxy = self._find_proxy()
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config))
         self._took_part: set[int] = set()
         remove_partial(folder)
@@ -98,6 +104,8 @@ class Federation:
         self._enrol()
         for _ in range(self.checkpoint.completed):
             self._skip_round()
+        if self.checkpoint.took_part is not None:
+            self._took_part = set(self.checkpoint.took_part)
 
     def train_rounds(self, engine: Engine, until: int | None = None) -> Iterator[RoundOutcome]:
         """Train round after round until the run is over, or round ``until`` is completed.
@@ -165,14 +173,14 @@ class Federation:
         sizes = relative_sizes(self.run)
         jobs = [self._job(current.number, p.index, sizes[p.client]) for p in current.participants]
         results = engine.map(jobs)
-        end = self._end_round(jobs, results)
+        end = self._end_round(current.number, jobs, results)
         if end.files is None:
             raise InvalidConfiguration(f"round {current.number} has no weight: {end.weightless}")
-        included = self._record(current, end.rows)
+        included = self._record(current, {row.index: _refusal(row) for row in end.rows})
         kept = [job for job in jobs if job.task.index in included and job.kept.exists()]
         scored = end.files.scored
         outcome = RoundOutcome(current.number, tuple(results), end.rows, scored.path, scored.digest)
-        return outcome, self._next_checkpoint(current.number, kept, end.files)
+        return outcome, self._next_checkpoint(current.number, kept, end, end.files)
 
     def _job(self, number: int, index: int, relative_size: float) -> Job:
         task = ClientTask(
@@ -186,28 +194,49 @@ class Federation:
         )
         return Job(task, self.folder / f"update-{index}", self.folder / f"kept-{index}-{number}")
 
-    def _end_round(self, jobs: Sequence[Job], results: Sequence[ClientResult]) -> RoundResult:
+    def _end_round(self, number: int, jobs: Sequence[Job], results: Sequence[ClientResult]) -> RoundResult:
         arrived = [
             Arrived(
                 UpdateInfo(result.index, result.examples, job.task.relative_size, result.steps),
                 job.update,
-                self._discrepancies[result.index],
+                replace(self._known[result.index], start_loss=result.start_loss, end_loss=result.end_loss),
             )
             for job, result in zip(jobs, results, strict=True)
         ]
         files = self.checkpoint
-        start = Start(self.folder / files.model, self._path(files.broadcast), self._path(files.private))
+        start = Start(
+            self.folder / files.model, self._path(files.broadcast), self._path(files.private), files.memory
+        )
         made = self.folder / "made"
         made.mkdir(exist_ok=True)
-        return close_round(self.config, self._workbench.manifest, start, arrived, self._everyone(), made)
-
-    def _everyone(self) -> list[Contribution]:
-        return [self._contribution(index) for index in range(len(self._sizes))]
+        if self._proxy is not None:
+            self._workbench.load_model(start.model)
+        manifest, proxy = self._workbench.manifest, self._proxy
+        return close_round(
+            self.config, manifest, start, arrived, self._known, made, number=number, proxy=proxy
+        )
 
     def _contribution(self, index: int) -> Contribution:
-        return Contribution(index, self._sizes[index], self._discrepancies[index])
+        counts = None
+        if Need.COUNTS in self._needs and self._sizes[index]:
+            counts = tuple(self._workbench.class_counts(index))
+        return Contribution(index, self._sizes[index], self._discrepancy(index), counts)
 
-    def _next_checkpoint(self, number: int, kept: Sequence[Job], files: Aggregated) -> Checkpoint:
+    def _find_proxy(self) -> ProxyExamples | None:
+        """The examples that a weighting which needs data learns on: of those dealt to no client."""
+        if Need.DATA not in self._needs:
+            return None
+        proxy = self._workbench.proxy_examples(*load_weighting(self.config.weighting).proxy_size)
+        if proxy is None:
+            raise InvalidConfiguration(
+                f"weighting {self.config.weighting.kind} learns on examples that no client is dealt.",
+                hint="Write `validation: 1000` into the partition, for example.",
+            )
+        return proxy
+
+    def _next_checkpoint(
+        self, number: int, kept: Sequence[Job], end: RoundResult, files: Aggregated
+    ) -> Checkpoint:
         """Results under names of their own; ``kept`` are the jobs whose new state counts."""
         return Checkpoint(
             completed=number,
@@ -215,6 +244,8 @@ class Federation:
             broadcast=self._link(files.broadcast, f"broadcast-{number}") if files.broadcast else None,
             private=self._link(files.private, f"private-{number}") if files.private else None,
             kept=self.checkpoint.kept | {job.task.index: job.kept.name for job in kept},
+            took_part=tuple(sorted(self._took_part)),
+            memory={name: dict(values) for name, values in end.memory.items()},
         )
 
     def _link(self, written: Written, name: str) -> str:
@@ -225,25 +256,30 @@ class Federation:
         return name
 
     def _skip_round(self) -> None:
-        """Pass a round whose results are in the folder already; its weights follow from sizes and data."""
+        """Pass a round whose results are in the folder already; the losses reported then are forgotten."""
         current = self.run.round
         if current is None:
             return
-        arrived = [self._contribution(participant.index) for participant in current.participants]
-        self._record(current, ledger(self.config.weighting, arrived, self._everyone()))
+        known = [self._known[participant.index] for participant in current.participants]
+        rows = [replace(row, start_loss=0.0, end_loss=0.0) for row in known]
+        self._record(current, {row.index: find_refusal(self.config.weighting, row) for row in rows})
 
-    def _record(self, current: Round, rows: Sequence[LedgerEntry]) -> set[int]:
+    def _record(self, current: Round, refusals: Mapping[int, str | None]) -> set[int]:
         """Tell the state machine that every update arrived; returns the clients whose update counts."""
         for participant in current.participants:
             self._apply(UpdateReceived(participant.client, current.number, current.attempt))
-        excluded = tuple((_client(row.index), row.reason or "left out") for row in rows if not row.included)
+        excluded = tuple((_client(index), why) for index, why in refusals.items() if why is not None)
         self._apply(AggregationFinished(current.number, current.attempt, excluded))
-        included = {row.index for row in rows if row.included}
+        included = {index for index, why in refusals.items() if why is None}
         self._took_part |= included
         return included
 
     def _apply(self, event: Event) -> None:
         self.run = decide(self.run, event, START).run
+
+
+def _refusal(row: LedgerEntry) -> str | None:
+    return None if row.included else row.reason or "left out"
 
 
 def _client(index: int) -> str:

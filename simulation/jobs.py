@@ -42,6 +42,8 @@ class ClientResult:
     examples: int
     loss: float | None
     seconds: float
+    start_loss: float | None = None
+    end_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,15 @@ def carry_out(workbench: Workbench, job: Job) -> ClientResult:
     wire.write(job.update, result.tensors, durable=False)  # the round is trained again after a crash
     if any(result.kept.values()):
         wire.write(job.kept, result.kept)
-    return ClientResult(job.task.index, result.steps, result.examples, result.loss, result.seconds)
+    return ClientResult(
+        index=job.task.index,
+        steps=result.steps,
+        examples=result.examples,
+        loss=result.loss,
+        seconds=result.seconds,
+        start_loss=result.start_loss,
+        end_loss=result.end_loss,
+    )
 
 
 @lru_cache(maxsize=2)

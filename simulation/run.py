@@ -218,9 +218,19 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         "weights": [row.weight for row in outcome.ledger],
         "steps": [result.steps for result in outcome.results],
         "local_loss": [result.loss for result in outcome.results],
+        **_losses(outcome),
         "seconds": round(seconds, 3),
         "model": outcome.digest,
     }
+
+
+def _losses(outcome: RoundOutcome) -> dict[str, Any]:
+    """Clients' losses before and after training, where the weighting asked for them."""
+    columns = {
+        "start_loss": [result.start_loss for result in outcome.results],
+        "end_loss": [result.end_loss for result in outcome.results],
+    }
+    return {name: values for name, values in columns.items() if any(v is not None for v in values)}
 
 
 # ---------------------------------------------------------------- surroundings

@@ -143,13 +143,15 @@ def close_stored(
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
             path(update.digest),
-            update.discrepancy,
+            Contribution(update.index, update.examples, update.discrepancy),
         )
         for update in updates
     ]
     everyone = [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
     start_files = Start(path(given.start_model), broadcast, private)
-    return close_round(given.config, given.manifest, start_files, arrived, everyone, folder)
+    return close_round(
+        given.config, given.manifest, start_files, arrived, everyone, folder, number=given.round
+    )
 
 
 def _digest(written: Written | None) -> str | None:

@@ -19,6 +19,7 @@ from shared.algorithms.base import Algorithm, Combined, ServerRound, UpdateInfo
 from shared.config import LocalTraining
 from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
 from shared.schemas import TensorKind, TensorSpec
+from shared.weightings.base import UNCHANGED, Adjustment, layer_of
 from shared.wire import Written
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from shared.algorithms.base import Groups, Tensors
 
-__all__ = ["Aggregated", "UpdateFile", "aggregate"]
+__all__ = ["Aggregated", "Stream", "UpdateFile", "aggregate"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,15 @@ def aggregate(
     local: LocalTraining,
     buffers: Literal["average", "keep-local"],
     folder: Path,
+    adjustment: Adjustment = UNCHANGED,
 ) -> Aggregated:
     """Combine a round's updates and write the results into ``folder``.
 
     ``model``, ``broadcast`` and ``private`` are what the round started from (None: state of zeros);
     ``weights`` are the p_k by client index, ``clients`` is N, all trainers enrolled. Parameters follow the
     algorithm; floating buffers are the p_k-weighted mean, or with ``keep-local`` stay those of ``model``, as
-    do frozen and integer tensors. Results have the manifest's dtypes.
+    do frozen and integer tensors. ``adjustment`` is made to the models that the algorithm returns. Results
+    have the manifest's dtypes.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
     the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
@@ -75,13 +78,14 @@ def aggregate(
     ordered = sorted(updates, key=lambda update: update.info.index)
     given = _check_weights([update.info.index for update in ordered], weights)
     names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
-    stream = _Stream(ordered, names[TensorKind.PARAMETER])
+    stream = Stream(ordered, names[TensorKind.PARAMETER])
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
         state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        start = {spec.name: x.tensor(wire.MODEL, spec.name) for spec in stream.parameters}
         combined = algorithm.combine(
             ServerRound(
-                model={spec.name: x.tensor(wire.MODEL, spec.name) for spec in stream.parameters},
+                model=start,
                 state=state,
                 weights=given,
                 updates=stream,
@@ -91,6 +95,8 @@ def aggregate(
             )
         )
         _check_groups(algorithm, combined)
+        if adjustment:
+            combined = _adjust(combined, start, adjustment)
         averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if buffers == "average" else {}
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
         rest |= averaged
@@ -111,7 +117,7 @@ def _check_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict
     return given
 
 
-class _Stream:
+class Stream:
     """The updates of a round (``shared.algorithms.base.Updates``)."""
 
     def __init__(self, updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec]) -> None:
@@ -147,7 +153,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _read_state(
-    files: ExitStack, stream: _Stream, *stored: tuple[Sequence[str], Path | None]
+    files: ExitStack, stream: Stream, *stored: tuple[Sequence[str], Path | None]
 ) -> dict[str, Mapping[str, Tensor]]:
     """The server's groups, mapped from their files; zeros that take no memory where there is no file."""
     state: dict[str, Mapping[str, Tensor]] = {}
@@ -173,6 +179,21 @@ def _check_groups(algorithm: Algorithm[Any], combined: Combined) -> None:
             f"and returned {sorted(returned)}",
             hint="The server half returns every group of downloads and private, and no other.",
         )
+
+
+def _adjust(combined: Combined, start: Mapping[str, Tensor], adjustment: Adjustment) -> Combined:
+    """The models that are sent and scored, after what the weighting does to them."""
+
+    def adjust(name: str, value: Tensor) -> Tensor:
+        moved = value if adjustment.step == 1 else start[name] + adjustment.step * (value - start[name])
+        return moved * (adjustment.shrink * adjustment.layers.get(layer_of(name), 1.0))
+
+    scored = combined.score
+    return Combined(
+        model={name: adjust(name, value) for name, value in combined.model.items()},
+        score=None if scored is None else {name: adjust(name, value) for name, value in scored.items()},
+        state=combined.state,
+    )
 
 
 def _write_results(

@@ -6,39 +6,43 @@ bit cannot differ between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.algorithms.base import UpdateInfo
 from shared.capping import cap_ledger
 from shared.config import RunConfig
-from shared.schemas import TensorSpec
-from shared.weightings import Contribution, LedgerEntry, ledger
+from shared.schemas import TensorKind, TensorSpec
+from shared.weightings import Contribution, LedgerEntry, find_taken, load_weighting, weigh
+from shared.weightings.base import UNCHANGED, Adjustment, Memory, Need, WeightingRound
 
 if TYPE_CHECKING:
-    from shared.aggregation import Aggregated
+    from shared.aggregation import Aggregated, UpdateFile
+    from shared.aggregation.proxy import ProxyExamples
 
 __all__ = ["Arrived", "RoundResult", "Start", "close_round"]
 
 
 @dataclass(frozen=True)
 class Start:
-    """The files that the round started from."""
+    """What the round started from: files, and what its weighting remembers."""
 
     model: Path
     broadcast: Path | None = None
     private: Path | None = None
+    memory: Memory = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A client's validated update; ``discrepancy`` is its raw d_k, None if the run does not ask for it."""
+    """A client's validated update, and what weighting knows of the client."""
 
     info: UpdateInfo
     path: Path
-    discrepancy: float | None
+    known: Contribution
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class RoundResult:
 
     rows: tuple[LedgerEntry, ...]
     files: Aggregated | None
+    memory: Memory
+    adjustment: Adjustment
     weightless: str | None = None
 
 
@@ -57,22 +63,43 @@ def close_round(
     arrived: Sequence[Arrived],
     all_clients: Sequence[Contribution],
     folder: Path,
+    *,
+    number: int,
+    proxy: ProxyExamples | None = None,
 ) -> RoundResult:
     """Weigh the updates and aggregate them; result files are written into ``folder``.
 
-    ``all_clients`` are all trainers enrolled, whether drawn for this round or not.
+    ``all_clients`` are all trainers enrolled, whether drawn for round ``number`` or not. ``proxy`` is for
+    weightings that need data.
     """
     from shared.aggregation import UpdateFile, aggregate
     from shared.algorithms import load_algorithm
 
-    contributions = [
-        Contribution(update.info.index, update.info.examples, update.discrepancy) for update in arrived
-    ]
-    rows = cap_ledger(ledger(config.weighting, contributions, all_clients), config.max_weight)
+    weighting = load_weighting(config.weighting)
+    known = [update.known for update in arrived]
+    taken = find_taken(weighting, known)
+    of_taken = {row.index for row in taken}
+    files = sorted(
+        (UpdateFile(update.info, update.path) for update in arrived if update.info.index in of_taken),
+        key=lambda file: file.info.index,
+    )
+    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    round = WeightingRound(
+        taken=taken,
+        everyone=all_clients,
+        number=number,
+        rounds=config.rounds,
+        step_length=config.local.learning_rate / (1 - config.local.momentum),
+        memory=start.memory,
+        **_look_at(weighting.needs, start.model, files, parameters, proxy),
+    )
+    weighed = weigh(weighting, known, round)
+    rows = cap_ledger(tuple(weighed.rows), config.max_weight)
     if not any(row.weight > 0 for row in rows):
         reasons = sorted({row.reason for row in rows if row.reason})
-        return RoundResult(rows, None, "; ".join(reasons) or "no update that arrived can be read")
-    files = aggregate(
+        why = "; ".join(reasons) or "no update that arrived can be read"
+        return RoundResult(rows, None, start.memory, UNCHANGED, why)
+    made = aggregate(
         algorithm=load_algorithm(config.algorithm),
         manifest=manifest,
         model=start.model,
@@ -84,5 +111,28 @@ def close_round(
         local=config.local,
         buffers=config.buffers,
         folder=folder,
+        adjustment=weighed.adjustment,
     )
-    return RoundResult(rows, files)
+    return RoundResult(rows, made, weighed.memory, weighed.adjustment)
+
+
+def _look_at(
+    needs: Set[Need],
+    model: Path,
+    updates: Sequence[UpdateFile],
+    parameters: Sequence[TensorSpec],
+    proxy: ProxyExamples | None,
+) -> dict[str, Any]:
+    """What of a round's updates the weighting needs: their inner products, or how they do on examples."""
+    found: dict[str, Any] = {}
+    if Need.UPDATES in needs and updates:
+        from shared.aggregation.products import inner_products
+
+        found["layers"] = inner_products(model, [update.path for update in updates], parameters)
+        found["parameters"] = sum(math.prod(spec.shape) for spec in parameters)
+    if Need.DATA in needs and proxy is not None:
+        from shared.aggregation import Stream
+        from shared.aggregation.proxy import Mixture
+
+        found["proxy"] = Mixture(proxy, updates, Stream(updates, parameters))
+    return found

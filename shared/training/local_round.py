@@ -43,6 +43,8 @@ class LocalResult:
     """What a client sends (``tensors``, by group, on the CPU), what it keeps, and a few numbers.
 
     ``steps`` are the optimizer steps taken, ``loss`` the mean batch loss over the round (None: no step).
+    ``start_loss`` and ``end_loss`` are mean losses over all training examples, of the model received and of
+    the one sent, where the run's weighting needs them (None: not finite, or not needed).
     """
 
     tensors: Groups
@@ -51,6 +53,8 @@ class LocalResult:
     examples: int
     loss: float | None
     seconds: float
+    start_loss: float | None = None
+    end_loss: float | None = None
 
 
 def local_round(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +17,11 @@ from shared import wire
 from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, TensorKind
+from shared.seeds import torch_generator
 from shared.training import LOCAL_BUFFERS, train
 from shared.training.evaluation import EVALUATION_BATCH, evaluate
+from shared.training.proxy import ProxySet
+from shared.weightings.base import Need
 from shared.wire.tensors import load_into, manifest_of
 
 if TYPE_CHECKING:
@@ -158,6 +161,14 @@ class Workbench:
         whole = self._load("train")
         return validation_examples(self.partition, self.task, whole, self.config.seed).to(self.device)
 
+    def proxy_examples(self, number: int, batch_size: int) -> ProxySet | None:
+        """So many of :meth:`validation_examples`, drawn from the run's seed; None if there are none."""
+        held = self.validation_examples()
+        if held is None:
+            return None
+        order = torch.randperm(len(held), generator=torch_generator(self.config.seed, "proxy"))
+        return ProxySet(self.task, self.model, held.subset(order[:number]), batch_size)
+
     def class_counts(self, index: int | None) -> list[float]:
         """The client's training examples of each class."""
         classes = self.task.categories(self.training_examples(index).targets).cpu()
@@ -174,8 +185,12 @@ class Workbench:
         should_stop: Callable[[], bool] | None = None,
     ) -> LocalResult:
         """Carry out the task. Raises what :func:`shared.training.train` and reading the files raise."""
+        needs = self.config.weighting.needs
         with self._inputs(task) as inputs:
-            return train(
+            if Need.START_LOSS in needs:
+                load_into(self.model, inputs.start)
+            start_loss = self._own_loss(task.index) if Need.START_LOSS in needs else None
+            result = train(
                 task=self.task,
                 model=self.model,
                 algorithm=self.algorithm,
@@ -196,6 +211,12 @@ class Workbench:
                 on_progress=on_progress,
                 should_stop=should_stop,
             )
+        end_loss = self._own_loss(task.index) if Need.END_LOSS in needs else None
+        return replace(result, start_loss=start_loss, end_loss=end_loss)
+
+    def _own_loss(self, index: int) -> float | None:
+        """The model's mean loss on the client's training examples, as they are."""
+        return self.evaluate(self.training_examples(index)).loss
 
     def _is_first_time(self, task: ClientTask) -> bool:
         """Whether the client begins anew: nothing of it was aggregated, or what its algorithm keeps is lost.

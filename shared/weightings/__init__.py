@@ -1,6 +1,7 @@
 """Aggregation weights: one file each, and the file's name is the registry.
 
-``kind: disco`` in a run's configuration is ``shared/weightings/disco.py``.
+``kind: disco`` in a run's configuration is ``shared/weightings/disco.py``; ``package.module:attribute`` is
+somebody's own, which is imported where rounds are aggregated, and nowhere else.
 """
 
 from __future__ import annotations
@@ -8,22 +9,42 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import Field
+from pydantic import Discriminator, Tag
 
-from shared.weightings.base import Contribution, LedgerEntry, Weighting, WeightingRound
+from shared.weightings.base import (
+    Contribution,
+    LedgerEntry,
+    Need,
+    Weighed,
+    Weighting,
+    WeightingRound,
+)
+from shared.weightings.own import OwnWeighting
 
-__all__ = ["AnyWeighting", "Contribution", "LedgerEntry", "available", "find_refusal", "kinds", "ledger"]
+__all__ = [
+    "AnyWeighting",
+    "Contribution",
+    "LedgerEntry",
+    "available",
+    "find_refusal",
+    "find_taken",
+    "kinds",
+    "ledger",
+    "load_weighting",
+    "weigh",
+]
 
 
 def available() -> tuple[str, ...]:
-    """Names of the weightings, in alphabetical order."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name != "base"))
+    """Names of the built-in weightings, in alphabetical order."""
+    names = (found.name for found in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name for name in names if name not in ("base", "own")))
 
 
 def kinds() -> tuple[type[Weighting], ...]:
-    """The classes of the weightings, by name."""
+    """The classes of the built-in weightings, by name."""
     modules = [importlib.import_module(f"{__name__}.{name}") for name in available()]
     return tuple(
         found
@@ -33,39 +54,81 @@ def kinds() -> tuple[type[Weighting], ...]:
     )
 
 
+def _kind(value: Any) -> str:
+    kind = str(value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None))
+    return "own" if ":" in kind else kind
+
+
 if TYPE_CHECKING:
     AnyWeighting = Weighting
 else:  # one of them, told apart by its kind
-    AnyWeighting = Annotated[Union[kinds()], Field(discriminator="kind")]  # noqa: UP007 - of a tuple
+    _TAGGED = [Annotated[kind, Tag(name)] for name, kind in zip(available(), kinds(), strict=True)]
+    AnyWeighting = Annotated[
+        Union[*_TAGGED, Annotated[OwnWeighting, Tag("own")]],
+        Discriminator(
+            _kind,
+            custom_error_type="kind",
+            custom_error_message=f"kind is none of {', '.join(available())}, or package.module:attribute",
+        ),
+    ]
+
+
+def load_weighting(weighting: Weighting) -> Weighting:
+    """The weighting with its rule: somebody's own is imported here.
+
+    Raises:
+        InvalidConfiguration: it cannot be imported, is none, or its options are not right.
+    """
+    return weighting.load() if isinstance(weighting, OwnWeighting) else weighting
 
 
 def ledger(
     weighting: Weighting, arrived: Sequence[Contribution], all_clients: Sequence[Contribution]
 ) -> tuple[LedgerEntry, ...]:
-    """The round's weights with their reasons, one row for each update that arrived, by index.
+    """The weights with their reasons, one row for each update that arrived, by index.
 
-    The one function that coordinator and simulation call. ``all_clients`` are all trainers enrolled. When
-    nobody can be given a weight, all weights are 0.
+    Of a weighting that needs neither updates nor earlier rounds. ``all_clients`` are all trainers enrolled.
+    When nobody can be given a weight, all weights are 0.
 
     >>> from shared.weightings.sizes import SizesWeighting
-    >>> arrived = [Contribution(0, 30, None), Contribution(1, 10, None)]
+    >>> arrived = [Contribution(0, 30), Contribution(1, 10)]
     >>> [row.weight for row in ledger(SizesWeighting(), arrived, [])]
     [0.75, 0.25]
     """
+    round = WeightingRound(find_taken(weighting, arrived), all_clients)
+    return tuple(weigh(weighting, arrived, round).rows)
+
+
+def weigh(weighting: Weighting, arrived: Sequence[Contribution], round: WeightingRound) -> Weighed:
+    """The round's weights: a row for each update that arrived, by index, also for those not taken.
+
+    ``round.taken`` are those of :func:`find_taken`. The one function that coordinator and simulation call.
+    """
+    weighed = weighting.weigh(round) if round.taken else Weighed([], memory=round.memory)
+    by_index = {entry.index: entry for entry in weighed.rows}
     rows = sorted(arrived, key=lambda row: row.index)
-    taken = [row for row in rows if find_refusal(weighting, row) is None]
-    entries = weighting.weigh(WeightingRound(taken, all_clients)).rows if taken else []
-    by_index = {entry.index: entry for entry in entries}
-    return tuple(by_index.get(row.index) or _exclude(weighting, row) for row in rows)
+    entries = [by_index.get(row.index) or _exclude(weighting, row) for row in rows]
+    return Weighed(entries, weighed.memory, weighed.adjustment)
+
+
+def find_taken(weighting: Weighting, arrived: Sequence[Contribution]) -> list[Contribution]:
+    """The clients that can take part in the weighting, by index."""
+    taken = [row for row in arrived if find_refusal(weighting, row) is None]
+    return sorted(taken, key=lambda row: row.index)
 
 
 def find_refusal(weighting: Weighting, row: Contribution) -> str | None:
     """Why a client cannot take part in the weighting; None if it can."""
     if row.examples == 0:
         return "no examples"
-    if weighting.needs_discrepancy and row.discrepancy is None:
-        return "no discrepancy submitted"
-    return None
+    known = {
+        Need.NUMBER: (row.discrepancy, "no discrepancy submitted"),
+        Need.COUNTS: (row.counts, "its label counts are not known"),
+        Need.START_LOSS: (row.start_loss, "its loss of the model that it received is missing or not finite"),
+        Need.END_LOSS: (row.end_loss, "its loss of the model that it sent is missing or not finite"),
+    }
+    missing = [why for need, (value, why) in known.items() if need in weighting.needs and value is None]
+    return missing[0] if missing else None
 
 
 def _exclude(weighting: Weighting, row: Contribution) -> LedgerEntry:

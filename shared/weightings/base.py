@@ -7,10 +7,10 @@ nothing, and knows no algorithm: any algorithm takes any weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,30 +18,51 @@ from pydantic import Field
 
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
+from shared.problems import InvalidConfiguration
 
 __all__ = [
+    "UNCHANGED",
+    "Adam",
+    "Adjustment",
     "Contribution",
     "Discrepancy",
     "LedgerEntry",
+    "Memory",
     "Need",
+    "Proxy",
     "Target",
     "Vector",
     "Weighed",
     "Weighting",
     "WeightingRound",
+    "distances_to_mean",
+    "form",
+    "layer_of",
     "make_entry",
+    "make_rows",
     "make_shares",
+    "multiply",
     "sizes_of",
+    "softmax",
 ]
 
 Vector = NDArray[np.float64]
 Target = Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...]
 
 
+Memory = Mapping[str, Mapping[int, float]]
+"""What a weighting keeps from round to round: finite numbers by name and client index."""
+
+
 class Need(StrEnum):
     """What a weighting has to know beside the clients' sizes, from the least to the most."""
 
-    NUMBER = "one number of each client, its discrepancy"
+    NUMBER = "number"  # one number of each client, its discrepancy
+    COUNTS = "counts"  # how many examples of each class each client has
+    START_LOSS = "start_loss"  # the loss of the model that a client received, on its own examples
+    END_LOSS = "end_loss"  # the loss of the model that it sent
+    UPDATES = "updates"  # how the updates lie to each other: their inner products
+    DATA = "data"  # labelled examples where aggregation happens
 
 
 class Discrepancy(NamedTuple):
@@ -53,11 +74,18 @@ class Discrepancy(NamedTuple):
 
 @dataclass(frozen=True)
 class Contribution:
-    """What weighting knows of a client; ``discrepancy`` is the raw d_k (may be ``inf``; None: not given)."""
+    """What weighting knows of a client; None: not given, or not asked for.
+
+    ``discrepancy`` is the raw d_k (may be ``inf``), ``counts`` its examples of each class; ``start_loss`` and
+    ``end_loss`` are mean losses over its training examples, of the model that it received and of its own.
+    """
 
     index: int
     examples: int
-    discrepancy: float | None
+    discrepancy: float | None = None
+    counts: tuple[float, ...] | None = None
+    start_loss: float | None = None
+    end_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +96,8 @@ class LedgerEntry:
     without a score); ``weight`` is p_k; ``size_weight`` is what plain sizes would have
     given, ``uncapped_weight`` what the weighting gave before the run's cap (None: no cap).
     ``included`` is False for a client that could not take part in the weighting at all;
-    ``reason`` is a sentence whenever the weight is 0.
+    ``reason`` is a sentence whenever the weight is 0. ``details`` are further numbers that made the score,
+    by name.
     """
 
     index: int
@@ -82,6 +111,18 @@ class LedgerEntry:
     weight: float
     size_weight: float
     uncapped_weight: float | None = None
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+class Proxy(Protocol):
+    """Labelled examples where aggregation happens, in ``batches``."""
+
+    @property
+    def batches(self) -> int: ...
+
+    def slopes(self, coefficients: Mapping[int, float], batch: int) -> dict[int, float]:
+        """The derivatives of the batch's loss of the model ``sum_k c_k y_k`` by each c_k."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,11 +130,44 @@ class WeightingRound:
     """What a weighting may see of a round.
 
     ``taken`` are the clients whose updates arrived and that can take part, at least one, by index;
-    ``everyone`` are all trainers enrolled.
+    ``everyone`` are all trainers enrolled. ``number`` counts from 1, of ``rounds`` in all;
+    ``step_length`` is the clients' learning rate, over 1 - momentum. ``memory`` is what the weighting
+    returned last. ``layers`` and ``proxy`` are there for weightings that need updates, or data: of each layer
+    the inner products of the displacements u_k = y_k - x of those taken, and of x, which comes last; shape
+    (K + 1, K + 1). ``parameters`` is how many numbers such a vector has.
     """
 
     taken: Sequence[Contribution]
-    everyone: Sequence[Contribution]
+    everyone: Sequence[Contribution] = ()
+    number: int = 1
+    rounds: int = 1
+    step_length: float = 0.01
+    memory: Memory = field(default_factory=dict)
+    layers: Mapping[str, Vector] = field(default_factory=dict)
+    parameters: int = 0
+    proxy: Proxy | None = None
+
+    @property
+    def indices(self) -> list[int]:
+        return [row.index for row in self.taken]
+
+    @property
+    def products(self) -> Vector:
+        """The inner products over all layers; shape (K + 1, K + 1)."""
+        if not self.layers:
+            raise InvalidConfiguration("this weighting needs the updates, which are not at hand here.")
+        return np.sum(list(self.layers.values()), axis=0)
+
+    def recall(self, name: str, otherwise: float | Vector) -> Vector:
+        """What is remembered under ``name`` of those taken; ``otherwise`` of the others."""
+        known = self.memory.get(name, {})
+        default = np.broadcast_to(np.asarray(otherwise, dtype=np.float64), len(self.taken)).tolist()
+        return np.array([known.get(row.index, d) for row, d in zip(self.taken, default, strict=True)])
+
+    def remember(self, name: str, values: Vector) -> dict[str, dict[int, float]]:
+        """What to keep under ``name``: ``values`` of those taken, what is there already of the others."""
+        kept = dict(self.memory.get(name, {}))
+        return {name: kept | dict(zip(self.indices, values.tolist(), strict=True))}
 
     @property
     def size_shares(self) -> Vector:
@@ -102,19 +176,46 @@ class WeightingRound:
 
 
 @dataclass(frozen=True)
+class Adjustment:
+    """What is done to the model that the algorithm made of the weighted updates, for it to be the next one.
+
+    Its displacement from the round's start is taken ``step`` times, then all parameters are multiplied by
+    ``shrink``, and those of a layer by its factor in ``layers``.
+    """
+
+    step: float = 1.0
+    shrink: float = 1.0
+    layers: Mapping[str, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether it changes anything."""
+        return self.step != 1 or self.shrink != 1 or any(factor != 1 for factor in self.layers.values())
+
+
+UNCHANGED = Adjustment()
+
+
+@dataclass(frozen=True)
 class Weighed:
-    """What came of a round: one row for each client taken, in the same order."""
+    """What came of a round: one row for each client taken, in the same order; and what to keep."""
 
     rows: Sequence[LedgerEntry]
+    memory: Memory = field(default_factory=dict)
+    adjustment: Adjustment = UNCHANGED
 
 
 class Weighting(Frozen):
     """Base of all weightings; a subclass has a ``kind`` of its own, which is the name of its file."""
 
     citation: ClassVar[str]
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    asks: ClassVar[frozenset[Need]] = frozenset()
 
     kind: str
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What has to be known beside the sizes."""
+        return self.asks
 
     @property
     def discrepancy(self) -> Discrepancy | None:
@@ -125,9 +226,23 @@ class Weighting(Frozen):
     def needs_discrepancy(self) -> bool:
         return self.discrepancy is not None
 
+    @property
+    def proxy_size(self) -> tuple[int, int]:
+        """How many labelled examples it learns on, where it needs data, and how many at once."""
+        return 200, 128
+
     def weigh(self, round: WeightingRound) -> Weighed:
         """The weights of those taken, 0 or more; they sum to one, or all are 0 if nobody can have one."""
         raise NotImplementedError
+
+
+def layer_of(name: str) -> str:
+    """The module that a parameter is named after, or the parameter itself.
+
+    >>> layer_of("features.0.weight"), layer_of("scale")
+    ('features.0', 'scale')
+    """
+    return name.rpartition(".")[0] or name
 
 
 def make_shares(values: Vector) -> Vector:
@@ -143,6 +258,65 @@ def make_shares(values: Vector) -> Vector:
 def sizes_of(rows: Sequence[Contribution]) -> Vector:
     """The numbers of examples."""
     return np.array([row.examples for row in rows], dtype=np.float64)
+
+
+def multiply(matrix: Vector, vector: Vector) -> Vector:
+    """Their product, in an order of its own: a library's may depend on how many threads it has."""
+    product: Vector = (matrix * vector).sum(axis=1)
+    return product
+
+
+def form(matrix: Vector, vector: Vector) -> float:
+    """``vector' matrix vector``, not below 0."""
+    return max(0.0, float((multiply(matrix, vector) * vector).sum()))
+
+
+def distances_to_mean(products: Vector, weights: Vector) -> Vector:
+    """``|u_k - sum_j p_j u_j|`` of the inner products (K, K) of the u_k; ``weights`` p sum to one.
+
+    >>> distances_to_mean(np.eye(2), np.array([0.5, 0.5])).round(6).tolist()
+    [0.707107, 0.707107]
+    """
+    squares = np.diag(products) - 2 * multiply(products, weights) + form(products, weights)
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+class Adam:
+    """Kingma and Ba, ICLR 2015, with the betas of FedLAW's code; state of one minimisation."""
+
+    def __init__(self, size: int) -> None:
+        self._first, self._second, self._steps = np.zeros(size), np.zeros(size), 0
+
+    def step(self, values: Vector, slopes: Vector, rate: float) -> Vector:
+        """The values after one step against the slopes."""
+        self._steps += 1
+        self._first = 0.5 * self._first + 0.5 * slopes
+        self._second = 0.999 * self._second + 0.001 * slopes**2
+        scale = np.sqrt(self._second / (1 - 0.999**self._steps)) + 1e-8
+        return values - rate * self._first / (1 - 0.5**self._steps) / scale
+
+
+def softmax(logits: Vector) -> Vector:
+    """``exp(l_k) / sum``, for logits of any size."""
+    return make_shares(np.exp(logits - logits.max()))
+
+
+def make_rows(
+    round: WeightingRound,
+    weights: Vector,
+    scores: Vector | None = None,
+    **details: Vector,
+) -> list[LedgerEntry]:
+    """The rows of those taken; ``details`` are columns, of which a row has what is finite."""
+    columns = zip(round.taken, round.size_shares.tolist(), weights.tolist(), strict=True)
+    return [
+        replace(
+            make_entry(row, n, p),
+            score=None if scores is None else float(scores[at]),
+            details={name: float(v[at]) for name, v in details.items() if math.isfinite(v[at])},
+        )
+        for at, (row, n, p) in enumerate(columns)
+    ]
 
 
 def make_entry(row: Contribution, size_share: float, weight: float) -> LedgerEntry:

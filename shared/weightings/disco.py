@@ -46,7 +46,7 @@ class DiscoWeighting(Weighting):
         "Ye, Xu, Wang, Xu, Chen, Wang: FedDisco: Federated Learning with Discrepancy-Aware Collaboration. "
         "ICML 2023."
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.NUMBER})
+    asks: ClassVar[frozenset[Need]] = frozenset({Need.NUMBER})
 
     kind: Literal["disco"] = "disco"
     a: float = Field(0.5, ge=0, description="how much a discrepancy costs")
