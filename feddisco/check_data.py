@@ -170,11 +170,10 @@ class _Report:
         return [found[index] for index in range(len(self.task.classes))]
 
     def _distances(self, counts: list[int]) -> Iterator[str]:
-        weighting = self.config.weighting if self.config is not None else None
-        metric = getattr(weighting, "metric", None)
-        target: Any = getattr(weighting, "target", None) or "uniform"
-        for each in (metric,) if metric else get_args(Metric):
-            yield f"discrepancy d ({each}, target {target}): {discrepancy(counts, target, each):.6g}"
+        asked = self.config.weighting.discrepancy if self.config is not None else None
+        target = "uniform" if asked is None else asked.target
+        for metric in get_args(Metric) if asked is None else (asked.metric,):
+            yield f"discrepancy d ({metric}, target {target}): {discrepancy(counts, target, metric):.6g}"
 
 
 def _say_doubles(found: Mapping[Split, Examples], say: Callable[[str], None]) -> None:

@@ -318,14 +318,21 @@ class LedgerRow(View):
     size_share: float | None = Field(None, description="n_k: examples over the round's examples")
     discrepancy: float | None = Field(None, description="raw d_k")
     discrepancy_share: float | None = Field(None, description="d_k normalised")
-    score: float | None = Field(None, description="n_k - a d_k + b")
+    score: float | None = Field(None, description="what the weights are in proportion to: n_k - a d_k + b")
     weight: float | None = Field(None, description="p_k, the aggregation weight")
     size_weight: float | None = Field(None, description="what plain sizes (FedAvg) would have given")
     uncapped_weight: float | None = Field(
         None, description="what the weighting gave before the run's cap; None: no cap"
     )
+    details: dict[str, float] = Field(
+        default_factory=dict, description="further numbers that made the score, by the weighting's names"
+    )
     steps: int | None = None
     loss: float | None = None
+    start_loss: float | None = Field(
+        None, description="mean loss of the received model on the client's training examples"
+    )
+    end_loss: float | None = Field(None, description="the same of the model that it sent")
     seconds: float | None = None
     update: str | None = Field(None, description="digest of the uploaded file")
     bytes: int | None = None
@@ -361,6 +368,14 @@ class Sums(View):
     loss: float | None = Field(None, description="mean training loss over the examples in the model")
 
 
+class AdjustmentView(View):
+    """The displacement was taken ``step`` times, all parameters ``shrink`` times, a layer its own times."""
+
+    step: float = 1.0
+    shrink: float = 1.0
+    layers: dict[str, float] = Field(default_factory=dict)
+
+
 class RoundView(View):
     run: str
     round: int
@@ -373,6 +388,9 @@ class RoundView(View):
     completed_at: dt.datetime | None
     model: str | None = Field(None, description="digest of the model this round made")
     scored_model: str | None = None
+    adjustment: AdjustmentView | None = Field(
+        None, description="what the weighting did to the model after averaging; None: nothing"
+    )
     ledger: tuple[LedgerRow, ...] = Field(description="for a client: its own row")
     evaluations: tuple[EvaluationView, ...] = Field(description="for a client: its own")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
@@ -533,6 +551,10 @@ class UpdateReport(Body):
     examples: Count
     loss: float | None = None
     seconds: float = Field(0.0, ge=0)
+    start_loss: float | None = Field(
+        None, description="mean loss of the received model on the training examples, if the run asks for it"
+    )
+    end_loss: float | None = Field(None, description="the same of the model sent")
 
 
 class Receipt(View):

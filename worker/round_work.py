@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shared.device import is_out_of_memory
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
 from shared.schemas import UpdateReport
 from shared.texts import format_size
 from shared.training import LocalResult, Stopped
-from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.workbench import ClientTask
 from worker.diagnose import diagnose
 from worker.disclosure import told_size
@@ -219,7 +217,7 @@ class RoundWork:
         path = self._fetch_file(assignment.model, local.workbench.model_bytes, journal)
         with local_faults(Doing.SCORING):
             local.workbench.load_model(path)
-            metrics = self._evaluate(local)
+            metrics = local.workbench.evaluate(self.site.test_examples(local))
         told = told_size(metrics.examples, self.site.settings.sizes)
         metrics = metrics.model_copy(update={"examples": told})
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
@@ -230,18 +228,6 @@ class RoundWork:
             f"{assignment.run} round {assignment.round}: loss {loss}{accuracy} on {metrics.examples} examples"
         )
         return metrics
-
-    def _evaluate(self, local: LocalRun) -> Metrics:
-        """Scores in smaller batches where memory runs out."""
-        examples = self.site.test_examples(local)
-        batch_size = EVALUATION_BATCH
-        while True:
-            try:
-                return local.workbench.evaluate(examples, batch_size)
-            except (RuntimeError, MemoryError) as error:
-                if batch_size == 1 or not is_out_of_memory(error):
-                    raise
-                batch_size //= 2
 
 
 def _describe_refusal(refused: InvalidRequest) -> LocalFault:
@@ -260,6 +246,8 @@ def _report(job: _Job, result: LocalResult, sizes: Sizes) -> UpdateReport:
         examples=told_size(result.examples, sizes),
         loss=result.loss,
         seconds=max(0.0, result.seconds),
+        start_loss=result.start_loss,
+        end_loss=result.end_loss,
     )
 
 

@@ -15,6 +15,7 @@ from server.database.tables import participants, rounds, runs
 from shared.config import RunConfig
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus, TensorSpec
+from shared.weightings.base import Memory
 
 __all__ = ["AggregationInput", "OpenAggregation", "Trainer", "Update", "list_aggregating", "read_input"]
 
@@ -42,6 +43,8 @@ class Update:
     relative_size: float
     steps: int
     discrepancy: float | None
+    start_loss: float | None
+    end_loss: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class AggregationInput:
     start_model: str
     start_broadcast: str | None
     start_private: str | None
+    start_memory: Memory
     updates: tuple[Update, ...]
     trainers: tuple[Trainer, ...]
 
@@ -116,6 +120,7 @@ def read_input(
         start_model=round_.start_model,
         start_broadcast=round_.start_broadcast,
         start_private=round_.start_private,
+        start_memory=_read_memory(round_.start_memory),
         updates=tuple(_update(row, discrepancies) for row in arrived),
         trainers=trainers,
     )
@@ -132,4 +137,11 @@ def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:
         relative_size=row.relative_size,
         steps=row.steps,
         discrepancy=discrepancies.get(index),
+        start_loss=row.start_loss,
+        end_loss=row.end_loss,
     )
+
+
+def _read_memory(stored: Mapping[str, Mapping[str, float]] | None) -> Memory:
+    """JSON has no numbers as keys."""
+    return {name: {int(index): v for index, v in kept.items()} for name, kept in (stored or {}).items()}

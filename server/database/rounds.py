@@ -91,6 +91,7 @@ def _round_view(row: Row, ledger: Iterable[LedgerRow], scores: Iterable[Evaluati
 def _ledger_row(row: Row) -> LedgerRow:
     values = dict(row._mapping)
     values["included"] = bool(row.included)
+    values["details"] = row.details or {}
     values["progress"] = Progress.model_validate(row.progress) if row.progress is not None else None
     return LedgerRow(**values)
 

@@ -193,6 +193,10 @@ rounds = sa.Table(
     _column("scored_model", Sha256, null=True, index=True),
     _column("broadcast", Sha256, null=True, index=True),
     _column("private", Sha256, null=True),
+    # what the run's weighting kept: before this attempt, and after it; and what it did to the model
+    _column("start_memory", Json, null=True),
+    _column("memory", Json, null=True),
+    _column("adjustment", Json, null=True),
 )
 
 participants = sa.Table(
@@ -214,6 +218,8 @@ participants = sa.Table(
     _column("steps", sa.BigInteger, null=True),
     _column("loss", sa.Double, null=True),
     _column("seconds", sa.Double, null=True),
+    _column("start_loss", sa.Double, null=True),
+    _column("end_loss", sa.Double, null=True),
     _column("uploaded_at", UtcDateTime, null=True),
     # heartbeat
     _column("progress", Json, null=True),
@@ -227,6 +233,7 @@ participants = sa.Table(
     _column("weight", sa.Double, null=True),
     _column("size_weight", sa.Double, null=True),
     _column("uncapped_weight", sa.Double, null=True),
+    _column("details", Json, null=True),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),

@@ -185,6 +185,7 @@ class LedgerLine:
     weight_bar: float
     size_bar: float
     difference: float | None
+    values: Sequence[float | None]
     sentence: str
 
 
@@ -193,8 +194,9 @@ class RoundPage(Page):
     run: RunView
     round: RoundView
     seconds: float | None
-    needs_discrepancy: bool
+    columns: Sequence[str]
     weighting: str
+    adjustment: str | None
     formula: str
     legend: str
     fallback: str | None

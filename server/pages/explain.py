@@ -1,27 +1,24 @@
 """Why a client got its weight, written out with the round's own numbers.
 
-Everything that the pages say about a weighting is in :data:`WORDS`, by its kind, and in the tables of its
-options (metric, target, normalisation, what happens when no score is above zero). A kind or an option
-without its words fails a test, not a page.
+The words of each weighting are in :mod:`server.pages.weighting_words`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
 
+from server.pages.weighting_words import INSTEAD, WORDS, Column, scores_sum, words_of
 from server.pages.words import amount, number, percent, plain
 from shared.capping import is_feasible
-from shared.config import ANYONE, DiscoWeighting, Members, Metric, RunConfig, Weighting
-from shared.schemas import LedgerRow
+from shared.config import ANYONE, Members, RunConfig, Weighting
+from shared.schemas import AdjustmentView, LedgerRow
 
 __all__ = [
     "WORDS",
-    "WeightingWords",
+    "adjustment_sentence",
     "admission",
     "cap_words",
+    "columns",
     "fallback",
     "formula",
     "legend",
@@ -31,109 +28,10 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightingWords:
-    """``name``, ``formula`` and ``legend`` are templates over :func:`_values`.
-
-    ``sentence`` makes a client's weight of its row, all rows of the round and the weighting.
-    """
-
-    name: str
-    formula: str
-    legend: str
-    sentence: Callable[[LedgerRow, Sequence[LedgerRow], Any], str]
-
-
-def _size_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
-    total = sum(other.examples for other in rows if other.included)
-    return f"{amount(row.examples)} of {amount(total)} examples give {percent(row.weight, 2)}."
-
-
-def _uniform_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
-    return f"One of {sum(other.included for other in rows)} clients gives {percent(row.weight, 2)}."
-
-
-def _disco_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: DiscoWeighting) -> str:
-    if row.discrepancy is not None and math.isinf(row.discrepancy):
-        return "It holds a class that the target does not have: its discrepancy is infinite, its weight 0."
-    if row.size_share is None or row.discrepancy_share is None or row.score is None:
-        return f"Weight {percent(row.weight, 2)}."
-    sum_ = (
-        f"{number(row.size_share)} {_minus(weighting.a)} × {number(row.discrepancy_share)} "
-        f"{_plus(weighting.b)} = {number(row.score)}"
-    )
-    if fallback(rows, weighting):
-        return f"{sum_}, not above zero, like all others; the fallback gives {percent(row.weight, 2)}."
-    if row.score <= 0:
-        return f"{sum_}, not above zero, so it counts as 0 and the update gets no weight."
-    return f"{sum_}, divided by the sum of scores {number(scores_sum(rows))} gives {percent(row.weight, 2)}."
-
-
-_NO_DISCREPANCY = (
-    "This weighting does not use label distributions, so no client submits a discrepancy "
-    "and its columns are left out."
-)
-WORDS: Final[Mapping[str, WeightingWords]] = {
-    "sizes": WeightingWords(
-        name="Sizes (FedAvg)",
-        formula="pₖ = examples of the client ÷ examples of the round",
-        legend=_NO_DISCREPANCY,
-        sentence=_size_sentence,
-    ),
-    "uniform": WeightingWords(
-        name="Uniform",
-        formula="pₖ = 1 ÷ number of clients in the round",
-        legend=_NO_DISCREPANCY,
-        sentence=_uniform_sentence,
-    ),
-    "disco": WeightingWords(  # FedDisco, eq. 6
-        name="Disco, a = {a}, b = {b}",
-        formula="pₖ = max(nₖ {minus_a} × dₖ {plus_b}, 0) ÷ sum over the round",
-        legend=(
-            "nₖ is the client's share of the round's examples. dₖ is the {metric} "
-            "between its labels and {target}, {normalised}. "
-            "pₖ is the weight of its update in the new model."
-        ),
-        sentence=_disco_sentence,
-    ),
-}
-_METRICS: Final[Mapping[Metric, str]] = {
-    "kl": "KL divergence",
-    "l1": "L1 distance",
-    "l2": "L2 distance",
-    "cosine": "cosine distance",
-}
-_NORMALISED: Final[Mapping[str, str]] = {
-    "round": "divided by the sum over the clients of this round whose updates arrived",
-    "all_clients": "divided by the sum over all enrolled trainers",
-    "none": "taken as submitted, not normalised",
-}
-_INSTEAD: Final[Mapping[str, str]] = {
-    "sizes": "the run falls back to sizes",
-    "uniform": "the run falls back to equal weights",
-    "raise": "the round was given up",
-}
-
-
-def _values(weighting: Weighting) -> dict[str, str]:
-    """What the templates of :data:`WORDS` may name."""
-    if not isinstance(weighting, DiscoWeighting):
-        return {}
-    uniform = weighting.target == "uniform"
-    return {
-        "a": f"{weighting.a:g}",
-        "b": f"{weighting.b:g}",
-        "minus_a": _minus(weighting.a),
-        "plus_b": _plus(weighting.b),
-        "metric": _METRICS[weighting.metric],
-        "target": "the uniform distribution" if uniform else "the run's target distribution",
-        "normalised": _NORMALISED[weighting.normalise],
-    }
-
-
 def weighting_name(weighting: Weighting) -> str:
     """The weighting on one line: ``Disco, a = 0.5, b = 0.1``."""
-    return WORDS[weighting.kind].name.format_map(_values(weighting))
+    words = words_of(weighting)
+    return words.name.format_map(words.values(weighting))
 
 
 def admission(config: RunConfig) -> str:
@@ -158,25 +56,43 @@ def _members(members: Members) -> str:
 
 def formula(weighting: Weighting) -> str:
     """The rule of the round with its constants put in."""
-    return WORDS[weighting.kind].formula.format_map(_values(weighting))
+    words = words_of(weighting)
+    return words.formula.format_map(words.values(weighting))
 
 
 def legend(weighting: Weighting) -> str:
     """What the letters of :func:`formula` stand for."""
-    return WORDS[weighting.kind].legend.format_map(_values(weighting))
+    words = words_of(weighting)
+    return words.legend.format_map(words.values(weighting))
 
 
-def scores_sum(rows: Sequence[LedgerRow]) -> float:
-    """Sum of the scores above zero: the divisor of every weight."""
-    return math.fsum(max(row.score, 0.0) for row in rows if row.included and row.score is not None)
+def columns(weighting: Weighting) -> tuple[Column, ...]:
+    """The numbers of a row that led from the size to the weight; those of the mean that is shrunk."""
+    return words_of(getattr(weighting, "mean", weighting)).columns
 
 
 def fallback(rows: Sequence[LedgerRow], weighting: Weighting) -> str | None:
     """A sentence when no score was above zero and the weights come from elsewhere; else nothing."""
+    instead = getattr(getattr(weighting, "mean", weighting), "on_all_zero", None)
     scores = [row.score for row in rows if row.included and row.score is not None]
-    if not isinstance(weighting, DiscoWeighting) or not scores or max(scores) > 0:
+    if instead is None or not scores or max(scores) > 0:
         return None
-    return f"No score of this round is above zero; {_INSTEAD[weighting.on_all_zero]}."
+    return f"No score of this round is above zero; {INSTEAD[instead]}."
+
+
+def adjustment_sentence(adjustment: AdjustmentView | None) -> str | None:
+    """What the weighting did to the model after averaging; None: nothing."""
+    if adjustment is None:
+        return None
+    parts = []
+    if adjustment.step != 1:
+        parts.append(f"the mean update is taken {number(adjustment.step)} times")
+    if adjustment.shrink != 1:
+        parts.append(f"the whole model is multiplied by {number(adjustment.shrink)}")
+    if adjustment.layers:
+        factors = ", ".join(f"{name} {number(factor)}" for name, factor in adjustment.layers.items())
+        parts.append(f"its layers are multiplied, each by its factor: {factors}")
+    return f"Then {'; '.join(parts)}." if parts else None
 
 
 def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:
@@ -208,12 +124,4 @@ def _weighting_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: We
         return f"Not in the model: {row.reason or f'the client {plain(row.status)}'}."
     if row.weight is None:
         return "No weight yet: the round has not been aggregated."
-    return WORDS[weighting.kind].sentence(row, rows, weighting)
-
-
-def _plus(value: float) -> str:
-    return f"{'−' if value < 0 else '+'} {abs(value):g}"
-
-
-def _minus(value: float) -> str:
-    return f"− {value:g}"
+    return words_of(weighting).sentence(row, rows, weighting)

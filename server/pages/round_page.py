@@ -6,7 +6,16 @@ import datetime as dt
 
 from server.pages.charts import bar
 from server.pages.contexts import LedgerLine, RoundPage
-from server.pages.explain import cap_words, fallback, formula, legend, sentence, weighting_name
+from server.pages.explain import (
+    adjustment_sentence,
+    cap_words,
+    columns,
+    fallback,
+    formula,
+    legend,
+    sentence,
+    weighting_name,
+)
 from server.pages.reader import Reader, stream_of
 from shared.config import Weighting
 from shared.problems import NotFound
@@ -40,10 +49,11 @@ def round_page(
         run=run,
         round=shown,
         seconds=(shown.completed_at - shown.opened_at).total_seconds() if shown.completed_at else None,
-        needs_discrepancy=weighting.needs_discrepancy,
+        columns=tuple(column.title for column in columns(weighting)),
         weighting=weighting_name(weighting),
         formula=formula(weighting),
         legend=legend(weighting),
+        adjustment=adjustment_sentence(shown.adjustment),
         fallback=fallback(shown.ledger, weighting),
         cap=cap_words(shown.ledger, run.config.max_weight),
         lines=tuple(_line(row, shown, weighting, longest) for row in shown.ledger),
@@ -66,5 +76,6 @@ def _line(row: LedgerRow, round: RoundView, weighting: Weighting, longest: float
         weight_bar=bar(row.weight, longest),
         size_bar=bar(row.size_weight, longest),
         difference=(row.weight or 0.0) - (row.size_weight or 0.0) if known else None,
+        values=tuple(column.value(row) for column in columns(weighting)),
         sentence=sentence(row, round.ledger, weighting),
     )

@@ -120,6 +120,8 @@ class Aggregation:
             private=private,
             ledger=result.rows,
             blobs=self._adopt(files),
+            memory=result.memory,
+            adjustment=result.adjustment,
         )
 
     def _adopt(self, files: Iterable[Written | None]) -> dict[str, int]:
@@ -143,14 +145,22 @@ def close_stored(
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
             path(update.digest),
-            Contribution(update.index, update.examples, update.discrepancy),
+            _known(update),
         )
         for update in updates
     ]
     everyone = [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
-    start_files = Start(path(given.start_model), broadcast, private)
-    return close_round(
-        given.config, given.manifest, start_files, arrived, everyone, folder, number=given.round
+    started = Start(path(given.start_model), broadcast, private, given.start_memory)
+    return close_round(given.config, given.manifest, started, arrived, everyone, folder, number=given.round)
+
+
+def _known(update: Update) -> Contribution:
+    return Contribution(
+        update.index,
+        update.examples,
+        update.discrepancy,
+        start_loss=update.start_loss,
+        end_loss=update.end_loss,
     )
 
 

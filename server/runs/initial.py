@@ -8,6 +8,8 @@ from server.blobs import BlobStore
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
+from shared.weightings import load_weighting
+from shared.weightings.base import Need
 
 __all__ = ["Initial", "make_initial"]
 
@@ -35,6 +37,7 @@ def make_initial(
 
     algorithm = load_algorithm(config.algorithm)
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
+    _check_needs(config)
     _check_target(config, found.classes)
     size = largest_bytes(update_layout(found.manifest, algorithm.uploads, config.buffers))
     if size > max_update_bytes:
@@ -86,6 +89,23 @@ def _find_classes(config: RunConfig) -> tuple[str, ...]:
     from shared.tasks import task_of
 
     return task_of(config).classes
+
+
+_NOT_HERE = {
+    Need.COUNTS: "the label counts of every client, of which a site tells a coordinator one number at most",
+    Need.DATA: "labelled examples where rounds are aggregated: a coordinator has none, and evaluators are "
+    "sent no single updates",
+}
+
+
+def _check_needs(config: RunConfig) -> None:
+    needs = load_weighting(config.weighting).needs
+    for need, what in _NOT_HERE.items():
+        if need in needs:
+            raise InvalidConfiguration(
+                f"weighting.kind: {config.weighting.kind} needs {what}",
+                hint="feddisco simulate runs it; disco and entropy need one number of each site.",
+            )
 
 
 def _check_target(config: RunConfig, classes: tuple[str, ...]) -> None:

@@ -130,6 +130,8 @@ class Intake:
             steps=report.steps,
             loss=report.loss,
             seconds=report.seconds,
+            start_loss=report.start_loss,
+            end_loss=report.end_loss,
         )
         decision = self.runner.commit(offer.run, offer.event, actor=offer.client, facts=facts, now=now)
         if not decision.effects:  # accepted before: by another connection now, or long ago, and lost since

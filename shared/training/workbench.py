@@ -15,6 +15,7 @@ import torch
 
 from shared import wire
 from shared.data.partition import common_test, deal_examples, validation_examples
+from shared.device import is_out_of_memory
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, TensorKind
 from shared.seeds import torch_generator
@@ -265,7 +266,17 @@ class Workbench:
             load_into(self.model, {spec.name: file.tensor(wire.MODEL, spec.name) for spec in self.manifest})
 
     def evaluate(self, examples: Examples, batch_size: int = EVALUATION_BATCH) -> Metrics:
-        """The model's scores on examples."""
-        return evaluate(
-            task=self.task, model=self.model, examples=examples, device=self.device, batch_size=batch_size
-        )
+        """The model's scores on examples; in smaller batches where memory runs out."""
+        while True:
+            try:
+                return evaluate(
+                    task=self.task,
+                    model=self.model,
+                    examples=examples,
+                    device=self.device,
+                    batch_size=batch_size,
+                )
+            except (RuntimeError, MemoryError) as error:
+                if batch_size == 1 or not is_out_of_memory(error):
+                    raise
+                batch_size //= 2

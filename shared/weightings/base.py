@@ -156,7 +156,8 @@ class WeightingRound:
         """The inner products over all layers; shape (K + 1, K + 1)."""
         if not self.layers:
             raise InvalidConfiguration("this weighting needs the updates, which are not at hand here.")
-        return np.sum(list(self.layers.values()), axis=0)
+        products: Vector = np.sum(list(self.layers.values()), axis=0)
+        return products
 
     def recall(self, name: str, otherwise: float | Vector) -> Vector:
         """What is remembered under ``name`` of those taken; ``otherwise`` of the others."""

@@ -64,4 +64,5 @@ def angles_to_mean(products: Vector, weights: Vector) -> Vector:
     with_mean = multiply(products, weights)
     lengths = np.sqrt(np.diag(products) * form(products, weights))
     cosines = np.divide(with_mean, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    return np.arccos(np.clip(cosines, -1.0, 1.0))
+    angles: Vector = np.arccos(np.clip(cosines, -1.0, 1.0))
+    return angles

@@ -61,11 +61,14 @@ class FedAwaWeighting(Weighting):
     def _costs(self, products: Vector, size: int) -> Vector:
         """dist(y_k, x), from the inner products of the displacements and x."""
         u, x = np.diag(products)[:-1], float(products[-1, -1])
+        costs: Vector
         if self.distance == "squared":
-            return u / size
+            costs = u / size
+            return costs
         along = products[-1, :-1] + x  # <x, y_k>
         lengths = np.sqrt(x * np.maximum(u + 2 * products[-1, :-1] + x, 0.0))
-        return 1 - np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
+        costs = 1 - np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
+        return costs
 
 
 def _slopes(weights: Vector, costs: Vector, products: Vector) -> Vector:
@@ -74,4 +77,5 @@ def _slopes(weights: Vector, costs: Vector, products: Vector) -> Vector:
     pulls = np.divide(weights, distances, out=np.zeros_like(weights), where=distances > 0)
     to_mean = multiply(products, weights) * pulls.sum() - multiply(products, pulls)
     by_weight = costs + distances + to_mean
-    return weights * (by_weight - float((weights * by_weight).sum()))
+    slopes: Vector = weights * (by_weight - float((weights * by_weight).sum()))
+    return slopes

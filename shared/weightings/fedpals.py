@@ -8,7 +8,16 @@ import numpy as np
 from pydantic import Field
 
 from shared.problems import InvalidConfiguration
-from shared.weightings.base import Need, Target, Vector, Weighed, Weighting, WeightingRound, make_rows
+from shared.weightings.base import (
+    Need,
+    Target,
+    Vector,
+    Weighed,
+    Weighting,
+    WeightingRound,
+    make_rows,
+    make_shares,
+)
 
 __all__ = ["FedPalsWeighting", "minimise_over_simplex"]
 
@@ -79,7 +88,7 @@ def minimise_over_simplex(gram: Vector, linear: Vector) -> Vector:
         if worth.min() >= -1e-12 * max(1.0, float(np.abs(slopes).max())):
             break
         free[int(worth.argmin())] = True
-    return weights / weights.sum()
+    return make_shares(weights)
 
 
 def _solve(gram: Vector, linear: Vector, free: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Vector:

@@ -27,7 +27,8 @@ from server.lifecycle.events import (
 from server.web.security import hash_token
 from shared.config import RunConfig
 from shared.schemas import Metrics, Progress, Role, TensorKind, TensorSpec
-from shared.weightings import Contribution, ledger
+from shared.weightings import Contribution
+from tests.helpers.weighting_rounds import weigh_any
 
 DIGITS = tuple(str(digit) for digit in range(10))
 LESIONS = (
@@ -139,8 +140,8 @@ class Course:
             self.enrol_one(EVALUATOR, Role.EVALUATOR, 360, "cpu")
         for index, site in enumerate(self.sites[:only]):
             self.enrol_one(site.name, Role.TRAINER, site.examples, site.device, index)
-            if self.config.weighting.kind == "disco":
-                facts = DiscrepancyFacts(self.config.weighting.metric, site.discrepancy)
+            if (asked := self.config.weighting.discrepancy) is not None:
+                facts = DiscrepancyFacts(asked.metric, site.discrepancy)
                 self.apply(DiscrepancyReceived(site.name), site.name, facts)
         return self
 
@@ -195,9 +196,18 @@ class Course:
     def aggregate(self, arrived: Collection[int]) -> None:
         """What the coordinator does once the round is closed, with the ledger that it computes."""
         everyone = [Contribution(i, s.examples, s.discrepancy) for i, s in enumerate(self.sites)]
-        rows = ledger(self.config.weighting, [everyone[index] for index in arrived], everyone)
+        weighed = weigh_any(self.config.weighting, [everyone[i] for i in arrived], everyone, self.number)
         model = digest(self.name, "model", self.number, self.attempt)
-        facts = AggregationFacts(model, model, None, None, rows, {model: UPDATE_BYTES})
+        facts = AggregationFacts(
+            model,
+            model,
+            None,
+            None,
+            tuple(weighed.rows),
+            {model: UPDATE_BYTES},
+            memory=weighed.memory,
+            adjustment=weighed.adjustment,
+        )
         self.apply(AggregationFinished(self.number, self.attempt), "coordinator", facts)
         self.completed, self.attempt = self.number, 1
 

@@ -102,34 +102,38 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
     return row is not None and row.status is not ParticipantStatus.INVITED
 
 
-# ---------------------------------------------------------------- every algorithm
+# ---------------------------------------------------------------- every algorithm, every weighting
 
 
-ALGORITHMS = (*available(), GENTLE_START)
+# those that remember rounds, ask for losses, or look at updates; Disco is what the algorithms run with
+WEIGHTINGS = ("entropy", "fedadp", "fedawa", "feddgga", "fedlws", "qfedavg")
+KINDS = (*available(), GENTLE_START, *WEIGHTINGS)
 
 
-def config_of(algorithm: str) -> RunConfig:
-    if algorithm == GENTLE_START:  # some clients take part in the second round for the first time
-        return run_config("with-gentle-start", algorithm=algorithm, clients_per_round=2, rounds=4)
-    return run_config(f"with-{algorithm}", algorithm=algorithm)
+def config_of(kind: str) -> RunConfig:
+    if kind == GENTLE_START:  # some clients take part in the second round for the first time
+        return run_config("with-gentle-start", algorithm=kind, clients_per_round=2, rounds=4)
+    if kind in WEIGHTINGS:
+        return run_config(f"weighted-{kind}", weighting={"kind": kind}, clients_per_round=2, rounds=4)
+    return run_config(f"with-{kind}", algorithm=kind)
 
 
 @pytest.fixture(scope="module")
-def with_every_algorithm(on_sqlite: Deployment) -> Deployment:
+def with_every_kind(on_sqlite: Deployment) -> Deployment:
     """A run of each at once on the same workers, with a restart of the coordinator in the midst of them."""
-    for algorithm in ALGORITHMS:
-        on_sqlite.create(config_of(algorithm))
-    middle = config_of(available()[len(available()) // 2]).name
+    for kind in KINDS:
+        on_sqlite.create(config_of(kind))
+    middle = config_of(KINDS[len(KINDS) // 2]).name
     on_sqlite.wait_for(lambda: on_sqlite.admin.run(middle).completed_rounds >= 1, "half of the work is done")
     on_sqlite.kill("coordinator")
     on_sqlite.start_coordinator()
     return on_sqlite
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_service_and_simulation(algorithm: str, with_every_algorithm: Deployment, tmp_path: Path) -> None:
-    config = config_of(algorithm)
-    assert with_every_algorithm.digest(config.name) == simulated(config, tmp_path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_service_and_simulation(kind: str, with_every_kind: Deployment, tmp_path: Path) -> None:
+    config = config_of(kind)
+    assert with_every_kind.digest(config.name) == simulated(config, tmp_path)
 
 
 # ---------------------------------------------------------------- two coordinators

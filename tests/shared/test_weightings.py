@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -38,39 +37,7 @@ from shared.weightings.fedlws import FedLwsWeighting
 from shared.weightings.fedpals import FedPalsWeighting, minimise_over_simplex
 from shared.weightings.own import OwnWeighting
 from shared.weightings.qfedavg import QFedAvgWeighting
-
-Layers = dict[str, NDArray[np.float64]]  # of one vector: numbers by layer
-
-
-def vectors(clients: int, seed: int = 0) -> tuple[Layers, list[Layers]]:
-    """x, and the y_k near to it, in three layers."""
-    random = np.random.default_rng(seed)
-    shapes = {"first": 7, "second": 12, "third": 3}
-    x = {name: random.normal(size=size) for name, size in shapes.items()}
-    common = {name: random.normal(size=size) * 0.2 for name, size in shapes.items()}
-    moved = [
-        {name: x[name] + common[name] + random.normal(size=size) * 0.3 for name, size in shapes.items()}
-        for _ in range(clients)
-    ]
-    return x, moved
-
-
-def flat(layers: Layers) -> Vector:
-    return np.concatenate(list(layers.values()))
-
-
-def round_of(
-    x: Layers, moved: Sequence[Layers], sizes: Sequence[int], indices: Sequence[int] = (), **fields: Any
-) -> WeightingRound:
-    """What a weighting is told of these vectors."""
-    indices = indices or range(len(sizes))
-    rows = {name: np.stack([*(y[name] - x[name] for y in moved), x[name]]) for name in x}
-    return WeightingRound(
-        taken=[Contribution(index, size) for index, size in zip(indices, sizes, strict=True)],
-        layers={name: matrix @ matrix.T for name, matrix in rows.items()},
-        parameters=len(flat(x)),
-        **fields,
-    )
+from tests.helpers.weighting_rounds import LinearProxy, flat, round_of, vectors
 
 
 def weights_of(weighed: Weighed) -> list[float]:
@@ -216,7 +183,8 @@ def test_feddg_ga_round_after_round(centred: bool) -> None:
     """All clients in each round: the gaps are those of the round before, the steps fall linearly."""
     random, rounds, weighting = np.random.default_rng(5), 6, FedDgGaWeighting(step=0.5, centred=centred)
     start, end = random.uniform(0.5, 2, (rounds, 3)), random.uniform(0.1, 1, (rounds, 3))
-    expected, memory = dict.fromkeys(range(3), 1 / 3), {}
+    memory: dict[str, Any] = {}
+    expected = dict.fromkeys(range(3), 1 / 3)
     for t in range(rounds):
         if t:
             step = 0.5 - (t - 1 - 1) * 0.5 / rounds  # released: i of the round before, from 0
@@ -254,12 +222,13 @@ def test_feddg_ga_leaves_those_who_are_not_there_alone() -> None:
 
 def test_fedadp_angle_by_angle() -> None:
     """Rounds with other clients: the angle is averaged over a client's own rounds."""
-    weighting, memory, seen = FedAdpWeighting(alpha=5), {}, {k: list[float]() for k in range(4)}
+    memory: dict[str, Any] = {}
+    weighting, seen = FedAdpWeighting(alpha=5), {k: list[float]() for k in range(4)}
     for t, present in enumerate([(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]):
         x, moved = vectors(len(present), seed=t)
         sizes = [10 * (k + 1) for k in present]
         u = [flat(y) - flat(x) for y in moved]
-        mean = sum(size / sum(sizes) * v for size, v in zip(sizes, u, strict=True))
+        mean = np.average(u, axis=0, weights=sizes)
         for k, v in zip(present, u, strict=True):
             seen[k].append(math.acos(v @ mean / math.sqrt(v @ v) / math.sqrt(mean @ mean)))
         smooth = {k: sum(seen[k]) / len(seen[k]) for k in present}
@@ -276,7 +245,8 @@ def test_fedadp_angle_by_angle() -> None:
 @pytest.mark.parametrize(("steps", "distance"), [(1, "cosine"), (7, "cosine"), (3, "squared")])
 def test_fedawa_by_autograd_on_the_vectors(steps: int, distance: Any) -> None:
     weighting = FedAwaWeighting(steps=steps, learning_rate=0.05, distance=distance)
-    sizes, memory = [10, 20, 30], {}
+    memory: dict[str, Any] = {}
+    sizes = [10, 20, 30]
     logits = torch.log(torch.tensor(sizes, dtype=torch.float64) / 60)
     for t in range(3):
         x, moved = vectors(3, seed=t)
@@ -293,7 +263,7 @@ def test_fedawa_by_autograd_on_the_vectors(steps: int, distance: Any) -> None:
             )
             u = local - start
             apart = torch.linalg.vector_norm(u - (p[:, None] * u).sum(dim=0), dim=1)
-            ((p * costs).sum() + (p * apart).sum()).backward()
+            torch.autograd.backward((p * costs).sum() + (p * apart).sum())
             adam.step()
         weighed = weighting.weigh(round_of(x, moved, sizes, memory=memory))
         memory = dict(weighed.memory)
@@ -355,26 +325,6 @@ def test_distances_from_inner_products(clients: int, seed: int) -> None:
 # ---------------------------------------------------------------- data
 
 
-class LinearProxy:
-    """Two batches of a linear regression on mixed vectors; the slopes come from autograd."""
-
-    batches = 2
-
-    def __init__(self, local: torch.Tensor) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.local = local
-        self.inputs = torch.randn(2, 16, local.shape[1], generator=generator, dtype=torch.float64)
-        self.targets = torch.randn(2, 16, generator=generator, dtype=torch.float64)
-
-    def loss(self, coefficients: torch.Tensor, batch: int) -> torch.Tensor:
-        return (self.inputs[batch] @ (coefficients @ self.local) - self.targets[batch]).square().mean()
-
-    def slopes(self, coefficients: Mapping[int, float], batch: int) -> dict[int, float]:
-        c = torch.tensor(list(coefficients.values()), dtype=torch.float64, requires_grad=True)
-        (found,) = torch.autograd.grad(self.loss(c, batch), c)
-        return dict(zip(coefficients, found.tolist(), strict=True))
-
-
 def test_fedlaw_by_autograd_adam_and_step_lr() -> None:
     x, moved = vectors(3)
     proxy, sizes = LinearProxy(torch.from_numpy(np.stack([flat(y) for y in moved]))), [10, 20, 30]
@@ -385,7 +335,7 @@ def test_fedlaw_by_autograd_adam_and_step_lr() -> None:
         for batch in range(2):
             adam.zero_grad()
             coefficients = torch.exp(optimizees[-1]) * torch.softmax(optimizees[:-1], dim=0)
-            proxy.loss(coefficients, batch).backward()
+            torch.autograd.backward(proxy.loss(coefficients, batch))
             adam.step()
         scheduler.step()
     weighed = FedLawWeighting(learning_rate=0.02, epochs=45).weigh(
@@ -398,7 +348,11 @@ def test_fedlaw_by_autograd_adam_and_step_lr() -> None:
 
 # ---------------------------------------------------------------- what all keep
 
-WEIGHTINGS = [kind() if kind is not FedLawWeighting else FedLawWeighting(epochs=2) for kind in kinds()]
+OPTIONS = {"fedlaw": {"epochs": 2}}
+WEIGHTINGS = [
+    kind.model_validate({"kind": name, **OPTIONS.get(name, {})})
+    for name, kind in zip(available(), kinds(), strict=True)
+]
 
 
 @st.composite
@@ -494,6 +448,7 @@ def test_layers_are_what_parameters_are_named_after() -> None:
 class Squared(Weighting):
     """By the square of the size: a weighting of one's own."""
 
+    kind: str = "squared"
     power: float = 2.0
 
     def weigh(self, round: WeightingRound) -> Weighed:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from shared.config import Metric
 from shared.schemas import Grade
+from shared.weightings.base import UNCHANGED, Adjustment
 
 if TYPE_CHECKING:
     from shared.weightings import LedgerEntry
+    from shared.weightings.base import Memory
 
 __all__ = [
     "AggregationFacts",
@@ -31,6 +33,8 @@ class UpdateFacts:
     steps: int
     loss: float | None
     seconds: float
+    start_loss: float | None = None
+    end_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class DiscrepancyFacts:
 class AggregationFacts:
     """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
 
-    ``model`` and ``scored`` are None for a weightless round, which keeps the old model.
+    ``model`` and ``scored`` are None for a weightless round, which keeps the old model. ``memory`` is what
+    the run's weighting keeps for the next round, ``adjustment`` what it did to the model.
     """
 
     model: str | None
@@ -64,6 +69,8 @@ class AggregationFacts:
     private: str | None
     ledger: tuple[LedgerEntry, ...]
     blobs: Mapping[str, int] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+    adjustment: Adjustment = UNCHANGED
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -91,6 +92,8 @@ def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]
                 "scored_model": change.facts.scored,
                 "broadcast": change.facts.broadcast,
                 "private": change.facts.private,
+                "memory": dict(change.facts.memory) or None,
+                "adjustment": asdict(change.facts.adjustment) if change.facts.adjustment else None,
             }
     return values
 
@@ -106,6 +109,7 @@ def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
         "weight": entry.weight,
         "size_weight": entry.size_weight,
         "uncapped_weight": entry.uncapped_weight,
+        "details": dict(entry.details) or None,
         "ledger_reason": entry.reason,
     }
 
@@ -144,6 +148,8 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
             "steps": change.facts.steps,
             "loss": change.facts.loss,
             "seconds": change.facts.seconds,
+            "start_loss": change.facts.start_loss,
+            "end_loss": change.facts.end_loss,
             "uploaded_at": change.now,
         }
     return {}
@@ -152,28 +158,36 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
 # -------------------------------------------------------------------- a round that opens
 
 _NEWEST_RESULT = (
-    sa.select(rounds.c.model, rounds.c.broadcast, rounds.c.private)
+    sa.select(rounds.c.model, rounds.c.broadcast, rounds.c.private, rounds.c.memory)
     .where(rounds.c.run == _OF_RUN, rounds.c.status == RoundStatus.COMPLETED)
     .order_by(rounds.c.round.desc())
     .limit(1)
 )
-_Result = tuple[str | None, str | None, str | None]  # model, broadcast, private: digests
+_Result = dict[str, Any]  # the columns of a round that say what it starts from
 
 
 def _newest_result(connection: Reading, change: Change) -> _Result:
-    """What the clients of a new attempt start from: the newest completed round, or the initial model."""
+    """What a new attempt starts from: the newest completed round, or the initial model."""
     facts = change.facts
     completed = change.decision.run.completed_rounds != change.before.run.completed_rounds
-    if completed and isinstance(facts, AggregationFacts):
-        return facts.model, facts.broadcast, facts.private  # by this very change
+    if completed and isinstance(facts, AggregationFacts):  # by this very change
+        return _start(facts.model, facts.broadcast, facts.private, dict(facts.memory) or None)
     row = connection.select(_NEWEST_RESULT, {"of_run": change.run}).one_or_none()
-    return (
-        (change.before.initial_model, None, None) if row is None else (row.model, row.broadcast, row.private)
-    )
+    return _start(change.before.initial_model, None, None, None) if row is None else _start(*row)
+
+
+def _start(
+    model: str | None, broadcast: str | None, private: str | None, memory: dict[str, Any] | None
+) -> _Result:
+    return {
+        "start_model": model,
+        "start_broadcast": broadcast,
+        "start_private": private,
+        "start_memory": memory,
+    }
 
 
 def _insert_round(change: Change, opened: Round, start: _Result) -> list[Statement]:
-    model, broadcast, private = start
     key = {"run": change.run, "round": opened.number, "attempt": opened.attempt}
     row = key | {
         "status": opened.status,
@@ -181,9 +195,7 @@ def _insert_round(change: Change, opened: Round, start: _Result) -> list[Stateme
         "opened_at": change.now,
         "deadline_at": opened.deadline_at,
         "trainers": _trainers(change),
-        "start_model": model,
-        "start_broadcast": broadcast,
-        "start_private": private,
+        **start,
     }
     sizes = relative_sizes(change.decision.run)
     examples = {e.client: e.examples for e in change.decision.run.enrolments}

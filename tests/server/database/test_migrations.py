@@ -15,9 +15,19 @@ from alembic.migration import MigrationContext
 from server.database.migrations import check_current, current, downgrade, head, is_current, migrating, upgrade
 from server.database.session import make_engine
 from server.database.store import Store
-from server.database.tables import blobs, clients, enrolments, events, installation, metadata, runs
+from server.database.tables import (
+    blobs,
+    clients,
+    enrolments,
+    events,
+    installation,
+    metadata,
+    participants,
+    rounds,
+    runs,
+)
 from shared.problems import SchemaOutdated, StorageUnavailable
-from shared.schemas import EnrolmentStatus, Role, RunStatus
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -166,6 +176,50 @@ def test_a_blob_of_schema_0004_has_no_fault_and_was_never_checked(empty_database
     with engine.connect() as connection:
         (older,) = connection.execute(sa.text("SELECT * FROM blobs"))
         assert (older.bytes, len(older)) == (7, 3)
+    engine.dispose()
+
+
+def test_a_round_of_schema_0006_remembers_nothing_and_is_gone_on_with(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0006")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    key = {"run": "demo", "round": 1, "attempt": 1}
+    with engine.begin() as connection:
+        connection.execute(
+            clients.insert().values(client="north", token_hash="0" * 64, version="0.1", registered_at=at)
+        )
+        connection.execute(
+            runs.insert().values(
+                run="demo", version=1, status=RunStatus.RUNNING, config={}, classes=["a"], manifest=[],
+                completed_rounds=1, initial_model="0" * 64, created_at=at,
+            )
+        )  # fmt: skip
+        connection.execute(
+            rounds.insert().values(
+                **key, status=RoundStatus.COMPLETED, opened_at=at, deadline_at=at, trainers=[[0, 40, "0.5"]],
+                start_model="0" * 64, model="1" * 64, scored_model="1" * 64,
+            )
+        )  # fmt: skip
+        connection.execute(
+            participants.insert().values(
+                **key, client="north", index=0, status=ParticipantStatus.AGGREGATED, examples=40,
+                relative_size=1.0, loss=0.5, weight=1.0,
+            )
+        )  # fmt: skip
+    upgrade(empty_database_url, "0007")
+    with engine.begin() as connection:
+        (round_,), (row,) = connection.execute(sa.select(rounds)), connection.execute(sa.select(participants))
+        assert (round_.start_memory, round_.memory, round_.adjustment) == (None, None, None)
+        assert (row.start_loss, row.end_loss, row.details, row.loss) == (None, None, None, 0.5)
+        memory = {"angle": {"0": 0.1 + 0.2}}
+        connection.execute(rounds.update().values(memory=memory))
+        assert connection.scalar(sa.select(rounds.c.memory)) == memory, "to the last bit"
+    downgrade(empty_database_url, "0006")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM participants"))
+        assert (older.client, older.weight, "start_loss" in older._fields) == ("north", 1.0, False)
+        (older,) = connection.execute(sa.text("SELECT * FROM rounds"))
+        assert "memory" not in older._fields
     engine.dispose()
 
 

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from jinja2 import meta, nodes
@@ -17,12 +17,13 @@ from starlette.testclient import TestClient
 
 from server.database.store import Store
 from server.pages import contexts
-from server.pages.explain import weighting_name
+from server.pages.explain import columns, weighting_name
 from server.pages.reader import newest_events
 from server.pages.routes import environment
 from server.pages.words import amount, number, percent
-from shared.config import Metric, Weighting
+from shared.config import Metric
 from shared.problems import catalogue
+from shared.weightings import available
 from tests.browser import seed
 from tests.helpers.page_reading import NOW, Html, client_on, read
 
@@ -230,7 +231,7 @@ def test_every_kind_of_weighting_and_every_metric_has_its_pages(
 ) -> None:
     shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
     client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
-    weightings = [{"kind": kind.model_fields["kind"].default} for kind in get_args(get_args(Weighting)[0])]
+    weightings: list[dict[str, Any]] = [{"kind": kind} for kind in available()]
     weightings += [{"kind": "disco", "metric": metric} for metric in get_args(Metric)]
     for index, weighting in enumerate(weightings):
         settings = seed.config(f"run-{index}", rounds=1, min_clients=2, quorum=1, weighting=weighting)
@@ -238,7 +239,10 @@ def test_every_kind_of_weighting_and_every_metric_has_its_pages(
         text = read(client, f"/runs/run-{index}/rounds/1").all("main")[0].text
         assert weighting_name(settings.weighting) in text
         assert weighting_name(settings.weighting) in read(client, f"/runs/run-{index}").all("main")[0].text
-        assert ("raw d" in text) == settings.needs_discrepancy
+        assert ("raw d" in text) == (weighting["kind"] in ("disco", "entropy"))
+        titles = [column.title for column in columns(settings.weighting)]
+        assert all(title.replace("ₖ", "k") in text for title in titles)
+        assert ("Then " in text) == (weighting["kind"] in ("qfedavg", "fedlws", "fedlaw"))
     store.engine.dispose()
 
 

@@ -14,7 +14,16 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from server.pages import STATIC
-from server.pages.explain import WORDS, fallback, formula, legend, sentence, weighting_name
+from server.pages.explain import (
+    WORDS,
+    adjustment_sentence,
+    columns,
+    fallback,
+    formula,
+    legend,
+    sentence,
+    weighting_name,
+)
 from server.pages.words import (
     amount,
     detail,
@@ -30,6 +39,7 @@ from server.pages.words import (
 from server.pages.words import sentence as written
 from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting, Weighting
 from shared.schemas import (
+    AdjustmentView,
     EnrolmentStatus,
     EnrolmentView,
     Grade,
@@ -39,7 +49,14 @@ from shared.schemas import (
     RoundStatus,
     RunStatus,
 )
-from shared.weightings import Contribution, ledger
+from shared.weightings import Contribution, available, kinds
+from shared.weightings.entropy import EntropyWeighting
+from shared.weightings.feddgga import FedDgGaWeighting
+from shared.weightings.fedlws import FedLwsWeighting
+from shared.weightings.own import OwnWeighting
+from shared.weightings.qfedavg import QFedAvgWeighting
+from tests.helpers.weighting_rounds import weigh_any
+from tests.shared.test_weightings import Squared
 
 # ---------------------------------------------------------------- words
 
@@ -130,7 +147,7 @@ def rows(weighting: Weighting, examples: list[int], discrepancies: list[float]) 
     ]
     return [
         LedgerRow(client=f"c{entry.index}", status=ParticipantStatus.AGGREGATED, **vars(entry))
-        for entry in ledger(weighting, everyone, everyone)
+        for entry in weigh_any(weighting, everyone, everyone).rows
     ]
 
 
@@ -170,7 +187,7 @@ def test_other_weightings_in_words() -> None:
 
 def every_weighting() -> Iterator[Weighting]:
     """Every kind with every choice of its options, as the configuration declares them."""
-    for kind in get_args(get_args(Weighting)[0]):
+    for kind in kinds():
         choices = {
             name: get_args(field.annotation)
             for name, field in kind.model_fields.items()
@@ -181,11 +198,14 @@ def every_weighting() -> Iterator[Weighting]:
             yield kind.model_validate(options)
             if "target" in kind.model_fields:
                 yield kind.model_validate(options | {"target": (1, 2)})
+    yield FedDgGaWeighting(centred=False)
+    yield FedLwsWeighting(mean=DiscoWeighting())
+    yield OwnWeighting(kind="ours.weights:Ours")
 
 
 def test_there_are_as_many_weightings_as_the_configuration_allows() -> None:
-    """Two without options; Disco with 4 metrics, 3 normalisations, 3 fallbacks and 2 sorts of target."""
-    assert len(list(every_weighting())) == 2 + 4 * 3 * 3 * 2
+    """Disco with 4 metrics, 3 normalisations, 3 fallbacks and 2 sorts of target; FedAWA with 2 distances."""
+    assert len(list(every_weighting())) == len(kinds()) - 1 + 4 * 3 * 3 * 2 + 1 + 1 + 3
 
 
 def test_every_weighting_and_every_option_has_its_words() -> None:
@@ -196,16 +216,56 @@ def test_every_weighting_and_every_option_has_its_words() -> None:
         assert all(words)
         assert not any(set(text) & set("{}") for text in words)
         legends[legend(weighting)].add(weighting.model_dump_json(exclude={"on_all_zero"}))
-        made = rows(weighting, [600, 2400], [0.1, 0.4])
+        rule = Squared() if isinstance(weighting, OwnWeighting) else weighting
+        made = rows(rule, [600, 2400], [0.1, 0.4])
         assert all(sentence(row, made, weighting) for row in made)
+        shown = [[column.value(row) for column in columns(weighting)] for row in made]
+        assert all(value is not None for value in shown[0]) or weighting.kind == "feddgga"
         none = [row.model_copy(update={"score": -1.0}) for row in made]
-        assert bool(fallback(none, weighting)) == hasattr(weighting, "on_all_zero")
-    shared = [kinds for kinds in legends.values() if len(kinds) > 1]
-    assert [len(kinds) for kinds in shared] == [2], "only the two without discrepancies say the same"
+        instead = getattr(weighting, "mean", weighting)
+        assert bool(fallback(none, weighting)) == hasattr(instead, "on_all_zero")
+    shared = [same for same in legends.values() if len(same) > 1]
+    assert [len(same) for same in shared] == [2], "only the two without discrepancies say the same"
 
 
 def test_the_words_are_of_kinds_there_are() -> None:
-    assert set(WORDS) == {weighting.kind for weighting in every_weighting()}
+    assert set(WORDS) == set(available())
+
+
+def told(weighting: Weighting, row: int = 0) -> str:
+    made = rows(weighting, [600, 2400], [0.1, 0.4])
+    return sentence(made[row], made, weighting).replace("\u202f", " ")
+
+
+def test_weights_by_entropy_and_loss_in_words() -> None:
+    """0.2 e^-0.1 = 0.1810, 0.8 e^-0.4 = 0.5363; losses 1.5 and 1.6: 0.3, 1.28."""
+    assert told(EntropyWeighting()) == (
+        "0.2000 × exp(− 0.1000 ÷ 1) = 0.1810, divided by the sum of scores 0.7172 gives 25.23 %."
+    )
+    assert told(QFedAvgWeighting(q=1)) == (
+        "0.2000 × 1.5000 to the power 1 = 0.3000, divided by the sum of scores 1.5800 gives 18.99 %."
+    )
+
+
+def test_a_gap_in_words() -> None:
+    weighting = FedDgGaWeighting()
+    assert told(weighting).startswith(
+        "No gap of it is known yet, so its 0.5000 stays; divided by the sum 1.0000"
+    )
+    row = rows(weighting, [600, 2400], [0.1, 0.4])[0]
+    moved = row.model_copy(update={"details": {"before": 0.5, "gap": 0.25}, "score": 0.6})
+    assert sentence(moved, [moved], weighting).startswith(
+        "Its gap of +0.2500 moves 0.5000 to 0.6000; divided"
+    )
+
+
+def test_what_is_done_to_the_model_in_words() -> None:
+    assert adjustment_sentence(None) is None
+    assert adjustment_sentence(AdjustmentView(step=0.25)) == "Then the mean update is taken 0.2500 times."
+    assert adjustment_sentence(AdjustmentView(shrink=0.99)) == "Then the whole model is multiplied by 0.9900."
+    assert adjustment_sentence(AdjustmentView(layers={"fc": 0.998, "conv": 1.0})) == (
+        "Then its layers are multiplied, each by its factor: fc 0.9980, conv 1.0000."
+    )
 
 
 def test_a_client_without_examples_is_out_with_its_reason() -> None:
