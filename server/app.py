@@ -168,7 +168,6 @@ def _render_page(sign_in: SignIn, request: Request, problem: Problem, answer: Re
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     coordinator: Coordinator = app.state.coordinator
-    await coordinator.threads.run(prepare, coordinator)
     async with AsyncExitStack() as stack:
         stack.callback(coordinator.close)
         await stack.enter_async_context(_background(coordinator))
@@ -177,7 +176,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def prepare(coordinator: Coordinator) -> None:
-    """What is written before the first request. Harmless to repeat."""
+    """What is written before the first request; before the server starts, so that a fault is one sentence."""
     for token in coordinator.settings.join_tokens:
         coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
     coordinator.timekeeper.start()

@@ -183,12 +183,14 @@ def check_storage(settings: Settings, *, migrate: bool) -> None:
     """
     from server.blobs import BlobStore
     from server.blobs.owner import check_owner
+    from server.database.integrity import check_quickly
     from server.database.migrations import check_current, upgrade
     from server.database.session import make_engine
     from server.database.store import Store
 
     engine = make_engine(settings.database)
     try:
+        check_quickly(engine)
         if migrate or not settings.on_postgres:
             upgrade(settings.database)
         check_current(engine)
@@ -212,10 +214,11 @@ class Server(uvicorn.Server):
 
 
 def _run(settings: Settings, listener: socket.socket) -> int:
-    from server.app import create_app, make_coordinator
+    from server.app import create_app, make_coordinator, prepare
 
     _raise_file_limit()
     coordinator = make_coordinator(settings)
+    prepare(coordinator)
     config = uvicorn.Config(create_app(coordinator), **options(settings))
     server = Server(config, coordinator.hub)
     scheme = "https" if settings.tls_certificate is not None else "http"

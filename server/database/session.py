@@ -66,6 +66,15 @@ class Reading:
     ) -> sa.CursorResult[*tuple[Any, ...]]:
         return self._connection.execute(statement, parameters)
 
+    def pragma(self, name: str) -> Sequence[sa.Row[Any]]:
+        """SQLite only: what a PRAGMA that changes nothing answers."""
+        return self._connection.exec_driver_sql(f"PRAGMA {name}").all()
+
+    def read_whole(self, table: sa.Table) -> None:
+        """PostgreSQL only: every value of every row is read, also those that are stored out of line."""
+        name = self._connection.dialect.identifier_preparer.format_table(table)
+        self._connection.exec_driver_sql(f"SELECT sum(length(t::text)) FROM {name} AS t")  # noqa: S608
+
 
 class Writing(Reading):
     """A connection inside a transaction that is committed at the end of its ``with`` block."""
@@ -216,6 +225,8 @@ def _options(engine: sa.Engine) -> dict[str, Any]:
 
 def describe(engine: sa.Engine) -> str:
     """The database in words, without its password."""
+    if engine.dialect.name == "sqlite":
+        return str(engine.url.database)
     return engine.url.render_as_string(hide_password=True)
 
 
@@ -239,6 +250,20 @@ def translated(engine: sa.Engine) -> Iterator[None]:
         cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         first_line = str(cause).strip().partition("\n")[0]
         raise StorageUnavailable(
-            f"the database {describe(engine)} does not answer: {first_line}",
-            hint="Check that it runs, that its address is right and that the disk has room; then try again.",
+            f"the database {describe(engine)} does not answer: {first_line}", hint=_advise(first_line)
         ) from error
+
+
+_ADVICE = {  # SQLite's words
+    "is full": "The disk is full: free space or move the database to a larger disk.",
+    "readonly": "Make the file and its folder writable for this process's user.",
+    "unable to open": "Create its folder, or mount the volume that it is on.",
+    "disk I/O error": "Look at the disk and at the system's log.",
+    "malformed": "The file is damaged: restore a backup (docs/operations.md), and check the disk.",
+    "not a database": "The file is damaged, or another program's: restore a backup, or choose another file.",
+}
+_ANY_ADVICE = "Check that it runs, that its address is right and that the disk has room; then try again."
+
+
+def _advise(message: str) -> str:
+    return next((advice for words, advice in _ADVICE.items() if words in message), _ANY_ADVICE)

@@ -16,7 +16,7 @@ import httpx
 import uvicorn
 from pydantic import SecretStr
 
-from server.app import create_app, make_coordinator
+from server.app import create_app, make_coordinator, prepare
 from server.coordinator import Coordinator
 from server.settings import Settings
 from tests.helpers.clocks import clock_by
@@ -63,6 +63,7 @@ def free_port() -> int:
 def serve(coordinator: Coordinator, port: int | None = None) -> Iterator[Served]:
     """Runs until the block ends."""
     port = port or free_port()
+    prepare(coordinator)
     options = uvicorn.Config(
         create_app(coordinator), port=port, log_level="error", ws="none", timeout_graceful_shutdown=2
     )

@@ -20,7 +20,7 @@ import numpy as np
 import uvicorn
 from safetensors.numpy import save
 
-from server.app import create_app, make_coordinator
+from server.app import create_app, make_coordinator, prepare
 from server.clock import Clock
 from server.coordinator import Coordinator
 from server.main import Server, options
@@ -160,6 +160,7 @@ def live(database_url: str, folder: Path, clock: Clock | None = None, **settings
     """Start a coordinator on a free port, as ``server.main`` does, and end it as SIGTERM does."""
     given = settings_for(database_url, folder, **settings)
     coordinator = make_coordinator(given, clock)
+    prepare(coordinator)
     config = uvicorn.Config(create_app(coordinator), port=0, **options(given))
     server = Server(config, coordinator.hub)
     thread = threading.Thread(target=server.run, daemon=True)
