@@ -618,6 +618,21 @@ def replay(run: str, round: int, **flags: Any) -> None:
     raise typer.Exit(0 if ok else 1)
 
 
+@app.command("verify")
+@add_flags(Settings, "data_folder", "database_url")
+def verify_all(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False, **flags: Any
+) -> None:
+    """Compare all that is stored with what was written: database, files, ledgers. Writes nothing.
+
+    The coordinator may run or not. The exit code is 0 if all is well, 1 if anything is wrong.
+    """
+    from feddisco.verify import print_report, verify_storage
+
+    ok = print_report(verify_storage(_coordinator_settings(flags)), as_json, typer.echo)
+    raise typer.Exit(0 if ok else 1)
+
+
 POSIX_ONLY = ("fcntl", "resource")
 FOLDER_FAULTS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR),

@@ -35,13 +35,17 @@ _PROBE = b"\0" * 4096
 
 
 class BlobStore:
-    """Keeps, gives and collects blobs below ``folder``, which is made if it is not there."""
+    """Keeps, gives and collects blobs below ``folder``, which is made if it is not there.
 
-    def __init__(self, folder: Path) -> None:
+    Without ``create`` nothing is made: for reading only.
+    """
+
+    def __init__(self, folder: Path, *, create: bool = True) -> None:
         self.folder = folder
         self._incoming = folder / "incoming"
-        with self._storage_errors():
-            self._incoming.mkdir(parents=True, exist_ok=True)
+        if create:
+            with self._storage_errors():
+                self._incoming.mkdir(parents=True, exist_ok=True)
 
     # ------------------------------------------------------------ in
 

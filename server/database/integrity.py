@@ -29,14 +29,15 @@ def check_quickly(engine: sa.Engine) -> None:
             )
 
 
-def find_faults(connection: Reading) -> list[str]:
+def find_faults(engine: sa.Engine) -> list[str]:
     """One sentence for each fault, at most 20; empty: nothing is wrong. Reads the whole database."""
-    if connection.dialect == "sqlite":
-        found = _ask_sqlite(connection, "integrity_check")
-        return found or [
+    if engine.dialect.name != "sqlite":
+        return [fault for table in metadata.sorted_tables if (fault := _read_whole(engine, table))]
+    with reading(engine) as connection:
+        dangling = [
             f"a row of {row[0]} refers to none of {row[2]}" for row in connection.pragma("foreign_key_check")
         ]
-    return [fault for table in metadata.sorted_tables if (fault := _read_whole(connection, table))]
+        return (_ask_sqlite(connection, "integrity_check") + dangling)[:SHOWN]
 
 
 def _ask_sqlite(connection: Reading, check: str) -> list[str]:
@@ -44,10 +45,11 @@ def _ask_sqlite(connection: Reading, check: str) -> list[str]:
     return [] if found == ["ok"] else found
 
 
-def _read_whole(connection: Reading, table: sa.Table) -> str | None:
+def _read_whole(engine: sa.Engine, table: sa.Table) -> str | None:
     """PostgreSQL compares each page with its checksum, where the cluster has them, and unpacks each value."""
-    try:
-        connection.read_whole(table)
-    except sa.exc.DBAPIError as error:
-        return f"table {table.name}: {str(error.orig).strip().splitlines()[0]}"
+    with reading(engine) as connection:  # one for each: after an error a transaction answers nothing more
+        try:
+            connection.read_whole(table)
+        except sa.exc.DBAPIError as error:
+            return f"table {table.name}: {str(error.orig).strip().splitlines()[0]}"
     return None

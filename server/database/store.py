@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from server.database import (
     aggregations,
     assignments,
+    audit,
     blobs,
     clients,
     comparison,
@@ -25,11 +26,13 @@ from server.database import (
     evaluations,
     events,
     installation,
+    integrity,
     join_tokens,
     rounds,
     runs,
 )
 from server.database.aggregations import AggregationInput, OpenAggregation
+from server.database.audit import StoredRun
 from server.database.blobs import WantedUpdate
 from server.database.configs import Configs
 from server.database.group_commit import GroupCommit
@@ -364,6 +367,24 @@ class Store:
     def note_blob_fault(self, digest: str, fault: str | None, now: dt.datetime) -> list[WantedUpdate]:
         """What is wrong with a file (None: nothing). If that is news: updates of open rounds that it is."""
         return self._writer.write(lambda connection: blobs.note_fault(connection, digest, fault, now))
+
+    # ---------------------------------------------------------------- verification
+
+    def find_database_faults(self) -> list[str]:
+        """What is wrong with the database itself; reads all of it."""
+        return integrity.find_faults(self.engine)
+
+    def read_database_id(self) -> str | None:
+        """None if it has none yet."""
+        return self._read(audit.read_id)
+
+    def audit_runs(self) -> list[StoredRun]:
+        """Every run with the ledgers of its completed rounds."""
+        return self._read(lambda connection: list(audit.list_runs(connection)))
+
+    def recorded_blobs(self) -> dict[str, int]:
+        """Bytes by digest of the files that were stored for runs and not collected since."""
+        return self._read(audit.list_recorded)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""

@@ -10,18 +10,23 @@ from pathlib import Path
 import pytest
 
 from server.database.integrity import check_quickly, find_faults
-from server.database.session import make_engine, reading
+from server.database.session import make_engine
 from server.main import serve
 from shared.problems import StorageUnavailable
 from tests.helpers.live_coordinator import ROOT, settings_for
 from tests.helpers.store_play import Story
 
-SERVE = "import sys; from pathlib import Path; from server.main import serve; from server.settings import Settings; "
-SERVE += "sys.exit(serve(Settings(data_folder=Path(sys.argv[1]), port=0)))"
+SERVE = """
+import sys
+from pathlib import Path
+from server.main import serve
+from server.settings import Settings
+sys.exit(serve(Settings(data_folder=Path(sys.argv[1]), port=0)))
+"""
 
 
 def on_a_small_disk(folder: Path, prepare: str) -> str:
-    """What ``serve`` says in a file system of 300 kB; ``prepare``: shell commands on $DISK before it starts."""
+    """What ``serve`` says in a file system of 300 kB; ``prepare``: shell commands on $DISK before that."""
     mount = 'mount -t tmpfs -o size=300k,mode=700 tmpfs "$DISK"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     environment = {"DISK": str(folder), "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
@@ -80,6 +85,5 @@ def test_a_database_in_order_has_no_faults(database_url: str) -> None:
     story.begin("a", "b")
     story.play(1, "ab")
     check_quickly(engine)
-    with reading(engine) as connection:
-        assert find_faults(connection) == []
+    assert find_faults(engine) == []
     engine.dispose()

@@ -1,0 +1,53 @@
+"""``feddisco verify``: the database, all files, and the ledger against them; beside a coordinator or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from server.blobs import BlobStore
+from server.database.migrations import check_current
+from server.database.session import make_engine, sqlite_file
+from server.database.store import Store
+from server.runs.verification import Fault, Report, verify
+from server.settings import Settings
+from shared.problems import SchemaOutdated, StorageUnavailable
+
+__all__ = ["print_report", "verify_storage"]
+
+
+def verify_storage(settings: Settings) -> Report:
+    """Reads, and writes nothing. Raises StorageUnavailable if there is no such database."""
+    path = sqlite_file(settings.database)
+    if path is not None and not path.exists():
+        raise StorageUnavailable(
+            f"there is no database {path}", hint="Choose the coordinator's --data-folder or --database-url."
+        )
+    engine = make_engine(settings.database)
+    try:
+        check_current(engine)
+        return verify(Store(engine), BlobStore(settings.data_folder / "blobs", create=False))
+    except SchemaOutdated:
+        raise
+    except StorageUnavailable as unreadable:
+        return Report(0, 0, 0, 0, (Fault("database", "", unreadable.detail),))
+    finally:
+        engine.dispose()
+
+
+def print_report(report: Report, as_json: bool, say: Callable[[str], None]) -> bool:
+    """Whether nothing is wrong. ``as_json``: one object on one line."""
+    if as_json:
+        say(json.dumps({"ok": not report.faults, **asdict(report)}))
+        return not report.faults
+    for fault in report.faults:
+        say(str(fault))
+    counts = ((report.runs, "run"), (report.rounds, "completed round"), (report.files, "file"))
+    read = ", ".join([*(_count(*pair) for pair in counts), f"{report.bytes} bytes"])
+    say(f"{read}: {_count(len(report.faults), 'fault') if report.faults else 'all as it was written'}")
+    return not report.faults
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
