@@ -28,6 +28,7 @@ from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import ACTOR, Runner
+from server.runs.scrub import Scrub
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
@@ -103,6 +104,16 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         control=Control(store, blobs, runner, settings.max_update_bytes, clock),
         enrolments=Enrolments(store, runner, clock),
         assignments=Assignments(store, runner, clock),
+        scrub=Scrub(
+            store=store,
+            blobs=blobs,
+            faults=faults,
+            threads=threads,
+            telemetry=telemetry,
+            clock=clock,
+            every=settings.scrub_every_seconds,
+            rate=settings.scrub_bytes_per_second,
+        ),
         layouts=RunLayouts(store, threads, clock),
         intake=Intake(
             store=store,
@@ -189,6 +200,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     runner, background = coordinator.runner, coordinator.background
     background.start("deadlines", runner.run(coordinator.timekeeper.keep))
     background.start("collection", runner.collect())
+    background.start("scrub", coordinator.scrub.run())
     background.start("presence", coordinator.presence.run())
     if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay

@@ -19,6 +19,7 @@ from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import Runner
+from server.runs.scrub import Scrub
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
@@ -51,6 +52,7 @@ class Coordinator:
     enrolments: Enrolments
     assignments: Assignments
     layouts: RunLayouts
+    scrub: Scrub
     intake: Intake
     # who asks, who waits, what is counted
     guard: Guard

@@ -86,6 +86,15 @@ class Settings(BaseSettings):
     collect_after_seconds: float = Field(
         86400.0, ge=60, description="Age in seconds at which a file that no run refers to is deleted."
     )
+    scrub_every_seconds: float = Field(
+        7 * 86400.0,
+        ge=0,
+        description="Seconds after which each stored file is read again and compared with its SHA-256; "
+        "0: never.",
+    )
+    scrub_bytes_per_second: int = Field(
+        20_000_000, ge=1, description="How fast files are read again, in bytes per second."
+    )
     lost_update_seconds: float = Field(
         3600.0,
         ge=0,

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from shared.wire.digests import digest_of
 
-__all__ = ["DAMAGED", "MISSING", "BlobIntegrity"]
+__all__ = ["DAMAGED", "BlobIntegrity", "describe_os_error"]
 
 REMEMBERED = 10_000
 LOCKS = 16
@@ -48,21 +48,24 @@ class BlobIntegrity:
             seen = self._seen.get(digest)
         return seen == _identity(path)
 
-    def find_fault(self, path: Path, digest: str, *, read: bool = False) -> str | None:
-        """What is wrong with the file, None if nothing. ``read``: whether or not it is remembered."""
+    def find_fault(self, path: Path, digest: str) -> str | None:
+        """What is wrong with the file, None if nothing."""
         # those who ask for the same new file at the same moment wait for the first, who reads it
         with self._reading[int(digest[:2], 16) % LOCKS]:
             try:
-                if not read and self.is_remembered(path, digest):
+                if self.is_remembered(path, digest):
                     return None
                 if digest_of(path) != digest:
                     return DAMAGED
                 self.remember(path, digest)
-            except FileNotFoundError:
-                return MISSING
             except OSError as error:
-                return f"cannot be read: {error.strerror}"
+                return describe_os_error(error)
         return None
+
+
+def describe_os_error(error: OSError) -> str:
+    """The fault of a file that the system does not let us read."""
+    return MISSING if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

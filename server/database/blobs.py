@@ -16,6 +16,7 @@ from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus
 __all__ = [
     "WantedUpdate",
     "add_blobs",
+    "claim_unchecked",
     "is_readable",
     "is_recorded",
     "list_faulty",
@@ -130,6 +131,25 @@ def is_recorded(connection: Reading, digest: str) -> bool:
 def list_faulty(connection: Reading) -> list[str]:
     """Digests of the files that are missing or damaged, as far as that is known."""
     return list(connection.select(sa.select(blobs.c.digest).where(blobs.c.fault.is_not(None))).scalars())
+
+
+def claim_unchecked(connection: Writing, before: dt.datetime, now: dt.datetime) -> str | None:
+    """The file that was not checked for longest, and not since ``before``; from now on it counts as checked.
+
+    So each of several coordinators takes another one.
+    """
+    due = sa.or_(blobs.c.checked_at.is_(None), blobs.c.checked_at < before)
+    statement = (
+        sa.select(blobs.c.digest)
+        .where(due)
+        .order_by(blobs.c.checked_at.nulls_first(), blobs.c.digest)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    digest: str | None = connection.select(statement).scalar()
+    if digest is not None:
+        connection.execute(blobs.update().where(blobs.c.digest == digest).values(checked_at=now))
+    return digest
 
 
 def note_fault(connection: Writing, digest: str, fault: str | None, now: dt.datetime) -> list[WantedUpdate]:

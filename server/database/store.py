@@ -368,6 +368,12 @@ class Store:
         """What is wrong with a file (None: nothing). If that is news: updates of open rounds that it is."""
         return self._writer.write(lambda connection: blobs.note_fault(connection, digest, fault, now))
 
+    def claim_unchecked_blob(self, before: dt.datetime, now: dt.datetime) -> str | None:
+        """A file that was not checked since ``before``; from now on it counts as checked, everywhere."""
+        return self._writer.write(
+            lambda connection: blobs.claim_unchecked(connection, before, now), durable=False
+        )
+
     # ---------------------------------------------------------------- verification
 
     def find_database_faults(self) -> list[str]:

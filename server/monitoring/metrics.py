@@ -39,6 +39,11 @@ class Telemetry:
             "feddisco_sent_bytes", "Bytes of models and other files sent to clients", registry=self.registry
         )
         self.updates = Counter("feddisco_updates", "Updates accepted from clients", registry=self.registry)
+        self.scrubbed = Counter(
+            "feddisco_scrubbed_bytes",
+            "Bytes of stored files that were read again to see whether they are intact",
+            registry=self.registry,
+        )
         self.aggregation_seconds = Histogram(
             "feddisco_aggregation_seconds",
             "Seconds that the aggregation of one round took, from reading its updates to the stored model",

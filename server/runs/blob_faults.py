@@ -43,19 +43,20 @@ class BlobFaults:
         for digest in self._store.faulty_blobs():
             self._since[digest] = (self._clock.monotonic(), self._clock())
 
-    def find(self, digest: str, *, read: bool = False) -> str | None:
-        """What is wrong with the stored file, None if nothing; notes it if that is news.
+    def find(self, digest: str) -> str | None:
+        """What is wrong with the stored file, None if nothing. The file is not read twice for nothing."""
+        fault = self._integrity.find_fault(self._blobs.path(digest), digest)
+        self.note(digest, fault)
+        return fault
 
-        ``read``: read the file whether or not this process has read it before.
-        """
-        fault = self._integrity.find_fault(self._blobs.path(digest), digest, read=read)
+    def note(self, digest: str, fault: str | None) -> None:
+        """What is wrong with the file, as it has just been read. Tells it if that is news."""
         if fault is None and digest in self._since:
             self.mend(digest)
         if fault is not None and digest not in self._since:
             log.error("the stored file %s %s", digest, fault)
             self._note(digest, fault)
             self._since[digest] = (self._clock.monotonic(), self._clock())
-        return fault
 
     def mend(self, digest: str) -> None:
         """The file has been stored again."""

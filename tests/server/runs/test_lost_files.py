@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +184,28 @@ def test_what_was_at_fault_is_known_after_a_restart(database_url: str, tmp_path:
         at.coordinator.blobs.path(sha256(FIRST)).write_bytes(FIRST)
         at.wait_for(lambda: at.run()["status"] == "completed")
         assert at.coordinator.store.faulty_blobs() == []
+
+
+def test_the_scrub_finds_what_changed_behind_the_file_systems_back(database_url: str, tmp_path: Path) -> None:
+    """Same size, same times: only reading it shows it."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
+        first, _ = enrolled(at, (10, 10))
+        assert first.upload("demo", 1, FIRST).status_code == 200
+        scrub, store = at.coordinator.scrub, at.coordinator.store
+        asyncio.run(scrub.look())
+        assert store.faulty_blobs() == []
+        path = at.coordinator.blobs.path(sha256(FIRST))
+        before = path.stat()
+        path.write_bytes(file_of(7.0))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert at.coordinator.faults.find(sha256(FIRST)) is None
+        asyncio.run(scrub.look())
+        assert store.faulty_blobs() == [], "it was read a moment ago"
+        with store.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE blobs SET checked_at = NULL")
+        asyncio.run(scrub.look())
+        assert store.faulty_blobs() == [sha256(FIRST)]
+        assert first.until("train")["again"]
+        assert first.upload("demo", 1, FIRST).status_code == 200
+        assert store.faulty_blobs() == []
