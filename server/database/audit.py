@@ -81,12 +81,12 @@ def _list_rounds(connection: Reading, run: str) -> Iterator[StoredRound]:
     for number, attempt, client, digest, size, included, weight in connection.select(
         found.order_by(participants.c.round, participants.c.attempt, participants.c.index)
     ):
-        row = StoredUpdate(client, digest, size, bool(included), weight)
-        updates.setdefault((number, attempt), []).append(row)
+        update = StoredUpdate(client, digest, size, bool(included), weight)
+        updates.setdefault((number, attempt), []).append(update)
     columns = (
         *(rounds.c.round, rounds.c.attempt, rounds.c.start_model, rounds.c.start_broadcast),
         *(rounds.c.start_private, rounds.c.model, rounds.c.broadcast, rounds.c.private),
     )
     completed = sa.select(*columns).where(rounds.c.run == run, rounds.c.status == RoundStatus.COMPLETED)
     for row in connection.select(completed.order_by(rounds.c.round)):
-        yield StoredRound(*row, updates=tuple(updates.get((row.round, row.attempt), ())))
+        yield StoredRound(**row._mapping, updates=tuple(updates.get((row.round, row.attempt), ())))

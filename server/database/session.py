@@ -66,7 +66,7 @@ class Reading:
     ) -> sa.CursorResult[*tuple[Any, ...]]:
         return self._connection.execute(statement, parameters)
 
-    def pragma(self, name: str) -> Sequence[sa.Row[Any]]:
+    def pragma(self, name: str) -> Sequence[Any]:
         """SQLite only: what a PRAGMA that changes nothing answers."""
         return self._connection.exec_driver_sql(f"PRAGMA {name}").all()
 
@@ -90,6 +90,19 @@ class Writing(Reading):
         ``conflict`` is the column whose value may be taken already; None: any unique key.
         """
         return self._connection.execute(_insert_new(self.dialect, table, conflict), rows).rowcount
+
+    def continue_numbering(self, tables: Sequence[sa.Table]) -> None:
+        """After rows came in with their numbers: let the next row of each table get the next one."""
+        if self.dialect != "postgresql":
+            return  # SQLite takes the largest and adds one
+        for table in tables:
+            column = table.autoincrement_column
+            if column is not None:
+                name = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
+                newest = f"(SELECT max({column.name}) FROM {table.name})"  # noqa: S608
+                self._connection.exec_driver_sql(
+                    f"SELECT setval({name}, {newest}) WHERE {newest} IS NOT NULL"
+                )
 
     def savepoint(self) -> AbstractContextManager[object]:
         """What is written inside it is undone if it raises; the transaction goes on."""
