@@ -27,7 +27,8 @@ def choose_model(
 ) -> Choice:
     """``wanted`` is ``last``, ``best`` by the score called ``metric``, or a round's number.
 
-    None is ``last``; without a metric it is the accuracy, or the loss where there is none.
+    None is what the run keeps; without a metric it is that by which the run goes, or the accuracy, or the
+    loss where there is none.
 
     Raises:
         InvalidConfiguration: there is no such model, or no such score.
@@ -41,7 +42,7 @@ def choose_model(
             hint=f"{view.waiting_for or 'Wait for its first round'}. Its initial model is --round 0.",
         )
     judged = {number: _evaluators_of(view, one) for number, one in made.items()}
-    name = metric or _headline(list(judged.values()))
+    name = metric or view.config.deciding_metric or _headline(list(judged.values()))
     scores = {number: pool(judged[number], name) for number in sorted(made)}
     order = rank(scores, name)
     number = _find_number(view, wanted, sorted(made), order, name, list(judged.values()))
@@ -80,9 +81,9 @@ def _find_number(
     name: str,
     judged: Sequence[Sequence[EvaluationView]],
 ) -> int:
-    if wanted in (None, "last"):
+    if wanted == "last" or (wanted is None and (view.config.keep == "last" or not order)):
         return made[-1]
-    if wanted == "best":
+    if wanted in (None, "best"):
         if order:
             return order[0]
         known = sorted({known for found in judged for known in scores_of(found)})

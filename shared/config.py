@@ -32,8 +32,10 @@ __all__ = [
     "Participants",
     "Partition",
     "RunConfig",
+    "ScoreName",
     "SizesWeighting",
     "Slug",
+    "StopWhen",
     "UniformWeighting",
     "Weighting",
 ]
@@ -42,6 +44,7 @@ Slug = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")
 ]
 Draws = Literal["seeded", "feddisco-release"]
+ScoreName = Annotated[str, Field(min_length=1, max_length=200, description="of a score of the model")]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 _RELEASE_ROUNDS = 10_000
 """Each draw repeats those before it."""
@@ -93,6 +96,14 @@ class LocalTraining(Frozen):
         if self.steps_range is not None and self.steps_range[0] > self.steps_range[1]:
             raise ValueError(f"steps_range goes from the lowest to the highest, received {self.steps_range}")
         return self
+
+
+class StopWhen(Frozen):
+    """Ends a run before its last round, once a score has not become better for a while."""
+
+    metric: ScoreName = Field("accuracy", description="accuracy, loss, or another score of the run")
+    patience: int = Field(ge=1, description="evaluated rounds in a row without a better score")
+    min_change: float = Field(0.0, ge=0, description="what counts as better: by more than this")
 
 
 class Partition(Frozen):
@@ -266,6 +277,14 @@ class RunConfig(Frozen):
     round_deadline_seconds: float = Field(3600.0, gt=0, le=30 * 86400)
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
     evaluate_every: int = Field(1, ge=0, description="0: never")
+    stop_when: StopWhen | None = Field(None, description="None: after the last round only")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="which round's model the run ends with; best: by stop_when's metric or the headline",
+    )
+    headline: ScoreName | None = Field(
+        None, description="the score that is shown first; None: the accuracy, or the loss where there is none"
+    )
     keep_updates: int | None = Field(
         None,
         ge=0,
@@ -316,6 +335,8 @@ class RunConfig(Frozen):
             raise ValueError(
                 f"draws feddisco-release goes with {_RELEASE_ROUNDS} rounds at most, received {self.rounds}"
             )
+        if self.needs_scores and not self.evaluate_every:
+            raise ValueError("stop_when and keep: best go by scores, which evaluate_every: 0 never asks for")
         target = getattr(self.weighting, "target", "uniform")
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")
@@ -330,6 +351,16 @@ class RunConfig(Frozen):
     def updates_needed(self) -> int:
         """The quorum: as configured, otherwise half of the clients expected, rounded up."""
         return self.quorum if self.quorum is not None else -(-self.clients_expected // 2)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether what happens in the run goes by its evaluators' scores."""
+        return self.stop_when is not None or self.keep == "best"
+
+    @property
+    def deciding_metric(self) -> str | None:
+        """The score by which a round is better than another; None: as for ``headline``."""
+        return self.stop_when.metric if self.stop_when is not None else self.headline
 
     @property
     def needs_discrepancy(self) -> bool:

@@ -420,7 +420,9 @@ class RunView(RunSummary):
     classes: tuple[str, ...]
     manifest: tuple[TensorSpec, ...]
     initial_model: str
-    model: str = Field(description="digest of the newest global model")
+    model: str = Field(
+        description="digest of the newest global model; of a run that has ended, the one it keeps"
+    )
     enrolments: tuple[EnrolmentView, ...] = Field(description="for a client: its own")
     taken_indexes: tuple[int, ...] = Field((), description="in use, also by clients that have left")
     current_round: RoundView | None

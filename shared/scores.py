@@ -19,6 +19,8 @@ __all__ = [
     "find_score",
     "is_better",
     "is_lower_better",
+    "mean_score",
+    "name_score",
     "pool",
     "rank",
     "standing",
@@ -56,12 +58,21 @@ def find_score(metrics: Metrics, name: str | None) -> float | None:
     return metrics.extra.get(str(name))
 
 
+def name_score(metrics: Metrics, name: str | None) -> str:
+    """The score that :func:`find_score` gives for the name."""
+    return name or ("accuracy" if metrics.accuracy is not None else "loss")
+
+
 def pool(evaluations: Sequence[Metrics], name: str | None) -> float | None:
     """Several evaluators' score of one model, weighted by their examples; None: somebody has none.
 
     The same bits in whatever order they come.
     """
-    found = [(find_score(each, name), each.examples) for each in evaluations]
+    return mean_score([(find_score(each, name), each.examples) for each in evaluations])
+
+
+def mean_score(found: Sequence[tuple[float | None, int]]) -> float | None:
+    """The mean of scores, weighted by their examples; None: there is none, or one of them is no number."""
     known = [(value, examples) for value, examples in found if value is not None]
     if not known or len(known) < len(found):
         return None

@@ -17,6 +17,7 @@ from server.lifecycle.events import (
     AggregationFinished,
     ClientEnrolled,
     DiscrepancyReceived,
+    EvaluationReceived,
     Event,
     StartRequested,
     UpdateReceived,
@@ -32,6 +33,7 @@ from shared.discrepancy import discrepancy
 from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
+from shared.scores import find_score, name_score
 from shared.training.workbench import ClientTask
 from shared.weightings import Contribution, find_refusal, load_weighting
 from shared.weightings.base import Need
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from shared.aggregation import Aggregated
     from shared.aggregation.proxy import ProxyExamples
     from shared.config import RunConfig
+    from shared.schemas import Metrics
     from shared.training.workbench import Workbench
     from shared.weightings import LedgerEntry
     from shared.wire import Written
@@ -86,10 +89,17 @@ class Checkpoint(Frozen):
 class Federation:
     """All clients of a run and the coordinator's part of it, in a folder of files.
 
-    A folder that an interrupted process left is gone on with, after its last completed round.
+    A folder that an interrupted process left is gone on with, after its last completed round; ``scores`` are
+    those of its rounds.
     """
 
-    def __init__(self, config: RunConfig, workbench: Workbench, folder: Path) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        workbench: Workbench,
+        folder: Path,
+        scores: Mapping[int, Metrics] | None = None,
+    ) -> None:
         self.config = config
         self.folder = folder
         self._workbench = workbench
@@ -102,8 +112,10 @@ class Federation:
         remove_partial(folder)
         self.checkpoint = self._read_checkpoint() or self._write_initial_model()
         self._enrol()
-        for _ in range(self.checkpoint.completed):
+        for number in range(1, self.checkpoint.completed + 1):
             self._skip_round()
+            if scores and number in scores:
+                self.note_scores(number, scores[number])
         if self.checkpoint.took_part is not None:
             self._took_part = set(self.checkpoint.took_part)
 
@@ -118,6 +130,13 @@ class Federation:
             outcome, checkpoint = self._round(engine)
             yield outcome
             self._commit(checkpoint)
+
+    def note_scores(self, number: int, metrics: Metrics) -> None:
+        """What round ``number`` scored: it decides how the run goes on, where the run goes by its scores."""
+        if self.config.needs_scores:
+            name = self.config.deciding_metric
+            value, metric = find_score(metrics, name), name_score(metrics, name)
+            self._apply(EvaluationReceived(_EVALUATOR, number, metric, value, metrics.examples))
 
     # ------------------------------------------------------------ files
 
@@ -142,6 +161,8 @@ class Federation:
 
     def _enrol(self) -> None:
         """All clients that have examples: a run admits no others, and starts with those there are."""
+        if self.config.needs_scores:
+            self._apply(ClientEnrolled(_EVALUATOR, Role.EVALUATOR, 1))
         sizes = {index: examples for index, examples in enumerate(self._sizes) if examples}
         for index, examples in sizes.items():
             self._apply(ClientEnrolled(_client(index), Role.TRAINER, examples, index=index))
@@ -280,6 +301,9 @@ class Federation:
 
 def _refusal(row: LedgerEntry) -> str | None:
     return None if row.included else row.reason or "left out"
+
+
+_EVALUATOR = "evaluator"
 
 
 def _client(index: int) -> str:

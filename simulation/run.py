@@ -17,11 +17,12 @@ from typing import Any, Self
 
 import torch
 
+from server.lifecycle.views import find_standing
 from shared.config import RunConfig
 from shared.data import Examples
 from shared.device import choose
 from shared.problems import InvalidConfiguration
-from shared.schemas import Metrics
+from shared.schemas import Metrics, RunStatus
 from shared.training.workbench import Workbench
 from simulation.engines import EngineName, OpenEngine, choose_engine
 from simulation.engines.in_process import InProcess
@@ -124,18 +125,30 @@ class Simulation:
     @property
     def completed(self) -> int:
         """How many rounds there are."""
-        return self._config.rounds if self.is_over else self._federation.checkpoint.completed
+        if self.is_over:
+            return len(self._round_lines())
+        return self._federation.checkpoint.completed
+
+    def _round_lines(self) -> list[dict[str, Any]]:
+        return [line for line in self._results.lines() if line["kind"] == "round"]
 
     def train(self, until: int | None = None) -> str:
         """Train up to and with round ``until`` (None: the last); returns the newest model's digest."""
         if self.is_over:
             return self.digest
         self._train_rounds(until)
-        digest = self.digest
-        if self.completed == self._config.rounds:
-            self._results.append({"kind": "end", "model": digest})
+        if self._federation.run.status is RunStatus.COMPLETED:
+            self._results.append(self._end_line())
             shutil.rmtree(checkpoint_of(self._results.path))
-        return digest
+        return self.digest
+
+    def _end_line(self) -> dict[str, Any]:
+        """The model that the run keeps, and of which round it is where that is not the last."""
+        found = find_standing(self._federation.run) if self._config.keep == "best" else None
+        if found is None:
+            return {"kind": "end", "model": self.digest}
+        line = next(line for line in self._round_lines() if line["round"] == found.best_round)
+        return {"kind": "end", "model": line["model"], "round": found.best_round}
 
     def _begin(self) -> None:
         setup = self._setup
@@ -143,7 +156,9 @@ class Simulation:
         self._workbench = spec.build(setup.device)
         folder = checkpoint_of(self._results.path)
         folder.mkdir(parents=True, exist_ok=True)
-        self._federation = Federation(self._config, self._workbench, folder)
+        lines = self._round_lines() if self._config.needs_scores else []
+        scores = {line["round"]: _read_scores(line) for line in lines}
+        self._federation = Federation(self._config, self._workbench, folder, scores)
         self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
         self._engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
         if lines := self._results.lines():
@@ -158,6 +173,8 @@ class Simulation:
             due = tests and _is_due(config, outcome.round)
             scores = _score(self._workbench, tests, outcome) if tests and due else None
             self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
+            if scores is not None:
+                self._federation.note_scores(outcome.round, scores.common)
             began = time.perf_counter()
             accuracy = scores.common.accuracy if scores else None
             said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
@@ -200,6 +217,11 @@ def _score(workbench: Workbench, tests: _Tests, outcome: RoundOutcome) -> _Score
         tuple(accuracy for accuracy in own if accuracy is not None),
         None if tests.validation is None else workbench.evaluate(tests.validation),
     )
+
+
+def _read_scores(line: dict[str, Any]) -> Metrics:
+    """Of a round's line, as much as a run may go by."""
+    return Metrics(loss=line["loss"], accuracy=line["accuracy"], extra=line["measures"], examples=1)
 
 
 def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -> dict[str, Any]:

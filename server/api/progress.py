@@ -37,6 +37,5 @@ async def submit_metrics(
     run: RunId, n: Number, body: Metrics, coordinator: Coordinator, client: Client
 ) -> None:
     """What the round's model scored on this client's own test set. The same again is fine."""
-    add, now = coordinator.store.add_evaluation, coordinator.clock()
-    await coordinator.threads.run(add, run, n, client, body, actor=client, now=now)
+    await coordinator.threads.run(coordinator.intake.accept_evaluation, run, n, client, body)
     coordinator.hub.announce(run)

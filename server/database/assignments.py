@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from server.database.clients import read_grant
 from server.database.configs import Configs
-from server.database.rounds import newest_model
+from server.database.runs import final_model
 from server.database.session import Reading
 from server.database.step.load import load
 from server.database.tables import blobs, clients, enrolments, evaluations, participants, rounds, runs
@@ -143,7 +143,7 @@ def next_assignment(
         return found
     if (run := _open_run(connection, client, configs)) is not None:
         return Enrol(run=run)
-    return _finished(connection, enrolled)
+    return _finished(connection, enrolled, configs)
 
 
 def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
@@ -223,10 +223,10 @@ def _has_scored(connection: Reading, run: str, client: str, number: int) -> bool
     return connection.select(_SCORED, parameters).scalar() is not None
 
 
-def _finished(connection: Reading, enrolled: Any) -> Finished | None:
+def _finished(connection: Reading, enrolled: Any, configs: Configs) -> Finished | None:
     for row in enrolled:
         if row.run_status.is_terminal:
-            model = newest_model(connection, row.run) or row.initial_model
+            model = final_model(connection, row.run, configs) or row.initial_model
             reason = reason_for_clients(row.reason)
             return Finished(run=row.run, status=row.run_status, reason=reason, model=model)
     return None

@@ -32,6 +32,7 @@ __all__ = [
     "note_progress",
     "read_receipt",
     "read_round",
+    "scored_model",
 ]
 
 Row = Any  # of a select with many columns: checked by the views it is made into
@@ -106,6 +107,13 @@ _NEWEST_MODEL = (
 
 def newest_model(connection: Reading, run: str) -> str | None:
     found: str | None = connection.select(_NEWEST_MODEL, {"of_run": run}).scalar()
+    return found
+
+
+def scored_model(connection: Reading, run: str, number: int) -> str | None:
+    """The model of a completed round that is scored, which may differ from the one that is sent."""
+    chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED)
+    found: str | None = connection.select(sa.select(rounds.c.scored_model).where(*chosen)).scalar()
     return found
 
 

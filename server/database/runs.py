@@ -12,17 +12,17 @@ from server.database.blobs import add_blobs
 from server.database.configs import Configs, no_such_run
 from server.database.evaluations import mean_accuracies
 from server.database.events import add_events
-from server.database.rounds import newest_model, read_round
+from server.database.rounds import newest_model, read_round, scored_model
 from server.database.session import Reading, Writing
 from server.database.step.load import load
 from server.database.tables import clients, enrolments, runs
 from server.lifecycle.state import Run
-from server.lifecycle.views import waiting_for
+from server.lifecycle.views import find_standing, waiting_for
 from shared.config import RunConfig
 from shared.problems import NameTaken
 from shared.schemas import EnrolmentView, RunStatus, RunSummary, RunView, TensorSpec
 
-__all__ = ["create_run", "list_runs", "read_run", "read_state"]
+__all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state"]
 
 Row = Any  # of a select with many columns: checked by the views it is made into
 
@@ -101,6 +101,8 @@ def read_run(
         raise no_such_run(run)
     state = read_state(connection, run, configs)
     current = read_round(connection, run, state.round.number) if state.round is not None else None
+    ended = state.status.is_terminal
+    model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
     return RunView(
         **_summary(row, mean_accuracies(connection, run)),
@@ -108,12 +110,24 @@ def read_run(
         classes=tuple(row.classes),
         manifest=tuple(TensorSpec.model_validate(spec) for spec in row.manifest),
         initial_model=row.initial_model,
-        model=newest_model(connection, run) or row.initial_model,
+        model=model or row.initial_model,
         enrolments=_enrolments(connection, run),
         taken_indexes=tuple(sorted(indexes)),
         current_round=current,
         waiting_for=waiting_for(state, now, reader=reader),
     )
+
+
+def final_model(connection: Reading, run: str, configs: Configs) -> str | None:
+    """The model that an ended run is left with: the newest, or with ``keep: best`` the best scored one.
+
+    None: no round was completed.
+    """
+    if configs.of(connection, run).keep == "best":
+        found = find_standing(load(connection, run, configs).run)
+        if found is not None:
+            return scored_model(connection, run, found.best_round)
+    return newest_model(connection, run)
 
 
 def _enrolments(connection: Reading, run: str) -> tuple[EnrolmentView, ...]:

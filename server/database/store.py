@@ -39,7 +39,7 @@ from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.session import Reading, Writing, describe, reading
 from server.database.step.facts import Facts
-from server.database.step.step import take_step
+from server.database.step.step import Evaluated, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
@@ -97,6 +97,10 @@ class Store:
             return take_step(connection, run, event, facts, self._configs, actor=actor, now=now)
 
         durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
+        return self._move(run, step, durable=durable)
+
+    def _move(self, run: str, step: Callable[[Writing], T], *, durable: bool = True) -> T:
+        """What the step returns, committed; tried again while others move the run meanwhile."""
         for _ in range(TRIES):
             with suppress(StaleVersion):
                 return self._writer.write(step, durable=durable)
@@ -157,12 +161,16 @@ class Store:
 
     def add_evaluation(
         self, run: str, round: int, client: str, metrics: Metrics, actor: str, now: dt.datetime
-    ) -> bool:
-        """Whether it is new; NotFound, Forbidden, or Conflict for other values or a round without model."""
-        return self._writer.write(
-            lambda connection: evaluations.add_evaluation(
-                connection, run, round, client, metrics, actor=actor, now=now
-            )
+    ) -> Evaluated:
+        """Whether it is new, and what it decides where the run goes by its scores.
+
+        Raises NotFound, Forbidden, or Conflict for other values or a round without model.
+        """
+        return self._move(
+            run,
+            lambda connection: take_evaluation(
+                connection, run, round, client, metrics, self._configs, actor=actor, now=now
+            ),
         )
 
     def progress(self, run: str, round: int, client: str, progress: Progress, now: dt.datetime) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.lifecycle.effects import Aggregate, Effect, Kind, Record, Wake
 from server.lifecycle.events import Event
-from server.lifecycle.state import Enrolment, Participant, Round, Run
+from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
 from server.lifecycle.tables import ENROLMENT_MOVES, PARTICIPANT_MOVES, ROUND_MOVES, RUN_MOVES, Moves, S
 from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus
 
@@ -125,6 +125,12 @@ class Draft:
         self._put_enrolments(
             tuple(replace(e, index=indexes.get(e.client, e.index)) for e in self.run.enrolments)
         )
+
+    def put_score(self, score: Score) -> None:
+        """Adds the score, unless the client's score of that round is known: the first one stands."""
+        if all((known.round, known.client) != (score.round, score.client) for known in self.run.scores):
+            scores = sorted((*self.run.scores, score), key=lambda each: (each.round, each.client))
+            self.run = replace(self.run, scores=tuple(scores))
 
     def _put_enrolments(self, enrolments: tuple[Enrolment, ...]) -> None:
         self.run = replace(self.run, enrolments=enrolments)

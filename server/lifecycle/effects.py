@@ -22,6 +22,7 @@ Kind = Literal[
     "run_resumed",
     "run_stopped",
     "run_completed",
+    "run_stopped_early",  # the score has not become better for a while
     "round_waiting",  # too few trainers are ready to open one
     "round_opened",
     "deadline_moved",  # the coordinator was away for a while, or its clock was set

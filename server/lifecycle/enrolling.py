@@ -16,12 +16,14 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EnrolmentApproved,
     EnrolmentRefused,
+    EvaluationReceived,
     StartRequested,
 )
 from server.lifecycle.refusals import illegal
-from server.lifecycle.round_steps import close_if_done, open_next, present_clients
-from server.lifecycle.state import Enrolment, Run
+from server.lifecycle.round_steps import close_if_done, go_on, open_next, present_clients
+from server.lifecycle.state import Enrolment, Run, Score
 from server.lifecycle.views import (
+    evaluators,
     ready_trainers,
     trainers_to_start,
     unfinished_participants,
@@ -39,6 +41,7 @@ __all__ = [
     "discrepancy_received",
     "enrolment_approved",
     "enrolment_refused",
+    "evaluation_received",
     "start_requested",
 ]
 
@@ -255,14 +258,41 @@ def _finish(
 
 
 def _stop_waiting_for(draft: Draft, client: str, reason: str) -> None:
-    """The open round goes on without a client that takes no part any more."""
+    """The open round goes on without a client that takes no part any more, and so does a run that waits."""
     current = draft.run.round
+    if _waits_for_scores(draft.run):
+        go_on(draft, waited=True)
+        return
     if current is None or current.status is not RoundStatus.COLLECTING:
         return
     participant = current.participant(client)
     if participant in unfinished_participants(current):
         draft.move_participant(participant, ParticipantStatus.FAILED, reason)
         close_if_done(draft)
+
+
+def _waits_for_scores(run: Run) -> bool:
+    is_open = run.round is not None and run.round.status.is_open
+    return run.policy.needs_scores and not is_open and run.completed_rounds > 0
+
+
+def evaluation_received(draft: Draft, event: EvaluationReceived) -> None:
+    """Its row is the record of it; here is what follows from it."""
+    enrolment = draft.run.enrolment(event.client)
+    is_evaluator = enrolment is not None and enrolment.role is Role.EVALUATOR
+    if draft.run.status.is_terminal or not draft.run.policy.needs_scores or not is_evaluator:
+        return
+    draft.put_score(
+        Score(
+            round=event.round,
+            client=event.client,
+            metric=event.metric,
+            value=event.value,
+            examples=event.examples,
+        )
+    )
+    if _waits_for_scores(draft.run):
+        go_on(draft, waited=True)
 
 
 def client_seen(draft: Draft, event: ClientSeen) -> None:
@@ -318,10 +348,11 @@ def _go_on(draft: Draft) -> None:
     """A client became ready: starts the run if it starts by itself, or opens the round that waited for it."""
     run = draft.run
     if waits_for_clients(run):
-        open_next(draft, waited=True)
+        go_on(draft, waited=True)
     elif run.status is RunStatus.ENROLLING and run.policy.autostart:
         needed = trainers_to_start(run)
-        if len(ready_trainers(run)) >= needed:
+        scored = not run.policy.needs_scores or bool(evaluators(run))
+        if scored and len(ready_trainers(run)) >= needed:
             _start(draft, f"{needed} trainers are ready")
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "DiscrepancyReceived",
     "EnrolmentApproved",
     "EnrolmentRefused",
+    "EvaluationReceived",
     "Event",
     "FailureReported",
     "PauseRequested",
@@ -143,6 +144,20 @@ class CoordinatorReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationReceived:
+    """An evaluator has scored a round's model; ``value`` is None if that is no finite number.
+
+    Only runs whose course goes by their scores are told.
+    """
+
+    client: str
+    round: int
+    metric: str
+    value: float | None
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFinished:
     """The new model is in the blob store. ``excluded``: (client, reason) of updates left out of it.
 
@@ -188,6 +203,7 @@ Event = (
     | FailureReported
     | TimePassed
     | CoordinatorReturned
+    | EvaluationReceived
     | AggregationFinished
     | AggregationDelayed
     | AggregationFailed

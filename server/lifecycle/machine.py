@@ -27,6 +27,7 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EnrolmentApproved,
     EnrolmentRefused,
+    EvaluationReceived,
     Event,
     FailureReported,
     PauseRequested,
@@ -41,7 +42,7 @@ from server.lifecycle.round_steps import (
     abandon,
     close_if_done,
     complete,
-    open_next,
+    go_on,
     present_clients,
     time_out,
 )
@@ -95,7 +96,7 @@ def _resume_requested(draft: Draft, event: ResumeRequested) -> None:
     draft.move_run(RunStatus.RUNNING)
     draft.record("run_resumed")
     if waits_for_clients(draft.run):
-        open_next(draft)
+        go_on(draft)
 
 
 def _stop_requested(draft: Draft, event: StopRequested) -> None:
@@ -220,6 +221,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     ClientLeft: enrolling.client_left,
     ClientSeen: enrolling.client_seen,
     DiscrepancyReceived: enrolling.discrepancy_received,
+    EvaluationReceived: enrolling.evaluation_received,
     StartRequested: enrolling.start_requested,
     PauseRequested: _pause_requested,
     ResumeRequested: _resume_requested,

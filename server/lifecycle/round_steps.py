@@ -7,14 +7,18 @@ from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.views import (
     abandonment,
+    find_standing,
+    find_unscored,
+    is_best_reached,
     next_attempt,
     ready_trainers,
     unfinished_participants,
     updates_needed,
 )
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.scores import Standing
 
-__all__ = ["abandon", "close_if_done", "complete", "open_next", "present_clients", "time_out"]
+__all__ = ["abandon", "close_if_done", "complete", "go_on", "open_next", "present_clients", "time_out"]
 
 
 def present_clients(run: Run, role: Role | None = None) -> list[str]:
@@ -89,19 +93,47 @@ def _shortfall(run: Run, current: Round, uploaded: int) -> str:
 
 
 def complete(draft: Draft) -> None:
-    """The new model is stored: ends the run after its last round, otherwise opens the next one."""
+    """The new model is stored, and the run goes on."""
     draft.complete_round()
     aggregated = [p for p in draft.round.participants if p.status is ParticipantStatus.AGGREGATED]
     draft.record_round(
         "round_completed", aggregated=len(aggregated), participants=len(draft.round.participants)
     )
     draft.wake(*present_clients(draft.run, Role.EVALUATOR))
-    if draft.run.completed_rounds >= draft.run.policy.rounds:
-        draft.move_run(RunStatus.COMPLETED)
-        draft.record("run_completed", rounds=draft.run.completed_rounds)
-        draft.wake(*present_clients(draft.run))
-    elif draft.run.status is RunStatus.RUNNING:
-        open_next(draft)
+    go_on(draft)
+
+
+def go_on(draft: Draft, *, waited: bool = False) -> None:
+    """With no round open: ends the run, opens its next round, or leaves it waiting for clients or scores."""
+    run = draft.run
+    if find_unscored(run) is not None:
+        return
+    found = find_standing(run) if run.policy.needs_scores else None
+    is_early = run.completed_rounds < run.policy.rounds
+    if is_early and is_best_reached(run, found):
+        _record_early_stop(draft, found)
+    elif is_early:
+        if run.status is RunStatus.RUNNING:
+            open_next(draft, waited=waited)
+        return
+    draft.move_run(RunStatus.COMPLETED)
+    if found is not None and run.policy.keep == "best":
+        draft.record("run_completed", rounds=run.completed_rounds, kept_round=found.best_round)
+    else:
+        draft.record("run_completed", rounds=run.completed_rounds)
+    draft.wake(*present_clients(draft.run))
+
+
+def _record_early_stop(draft: Draft, found: Standing | None) -> None:
+    if found is not None:
+        draft.record(
+            "run_stopped_early",
+            round=draft.run.completed_rounds,
+            metric=draft.run.scores[0].metric,
+            best_round=found.best_round,
+            best=found.best,
+            since=found.since,
+        )
 
 
 def abandon(draft: Draft, reason: str) -> None:

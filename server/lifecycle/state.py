@@ -6,10 +6,10 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.config import EVERYBODY, Draws, Participants, RunConfig
+from shared.config import EVERYBODY, Draws, Participants, RunConfig, StopWhen
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
-__all__ = ["Enrolment", "Participant", "Policy", "Round", "Run"]
+__all__ = ["Enrolment", "Participant", "Policy", "Round", "Run", "Score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,14 @@ class Policy:
     join: Literal["late", "before_start"] = "late"
     max_examples: int | None = None
     approve: Literal["nothing", "sizes"] = "nothing"
+    evaluate_every: int = 1
+    stop_when: StopWhen | None = None
+    keep: Literal["last", "best"] = "last"
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the run's course goes by its evaluators' scores."""
+        return self.stop_when is not None or self.keep == "best"
 
     @classmethod
     def of(cls, config: RunConfig) -> Policy:
@@ -48,6 +56,9 @@ class Policy:
             join=config.join,
             max_examples=config.max_examples,
             approve=config.approve,
+            evaluate_every=config.evaluate_every,
+            stop_when=config.stop_when,
+            keep=config.keep,
         )
 
 
@@ -93,8 +104,22 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What one evaluator's score of a round's model is; ``value`` is None if it is no finite number."""
+
+    round: int
+    client: str
+    metric: str
+    value: float | None
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as the state machine sees it. ``round`` is the newest round, finished or not."""
+    """A run as the state machine sees it. ``round`` is the newest round, finished or not.
+
+    ``scores`` are the evaluators', by round and client; none where the policy does not go by them.
+    """
 
     id: str
     status: RunStatus
@@ -103,6 +128,7 @@ class Run:
     completed_rounds: int = 0
     round: Round | None = None
     reason: str | None = None
+    scores: tuple[Score, ...] = ()
 
     def enrolment(self, client: str) -> Enrolment | None:
         return next((e for e in self.enrolments if e.client == client), None)

@@ -34,6 +34,7 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EnrolmentApproved,
     EnrolmentRefused,
+    EvaluationReceived,
     Event,
     FailureReported,
     PauseRequested,
@@ -81,6 +82,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     FailureReported: _AT_WORK,
     TimePassed: _ALWAYS,
     CoordinatorReturned: _ALWAYS,  # moves a deadline, and no status
+    EvaluationReceived: _ALWAYS,  # the initial model is scored before the start, the last one after the end
     AggregationFinished: _AT_WORK,
     AggregationDelayed: _AT_WORK,  # moves no status
     AggregationFailed: _AT_WORK,
@@ -93,6 +95,15 @@ _CLOSING: Final[Causes] = (UpdateReceived, FailureReported, *_LEAVING, TimePasse
 # the events after which one trainer more is ready
 _READYING: Final[Causes] = (ClientEnrolled, EnrolmentApproved, DiscrepancyReceived)
 
+# the events after which a run may have come to its end: with a score that was waited for, or without it
+_ENDING: Final[Causes] = (
+    AggregationFinished,
+    EvaluationReceived,
+    ClientDeclined,
+    ClientLeft,
+    EnrolmentRefused,
+)
+
 RUN_MOVES: Final[Moves[RunStatus]] = {
     (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, *_READYING),
     (RunStatus.RUNNING, RunStatus.PAUSED): (
@@ -102,8 +113,8 @@ RUN_MOVES: Final[Moves[RunStatus]] = {
         AggregationFailed,
     ),
     (RunStatus.PAUSED, RunStatus.RUNNING): (ResumeRequested,),
-    (RunStatus.RUNNING, RunStatus.COMPLETED): (AggregationFinished,),
-    (RunStatus.PAUSED, RunStatus.COMPLETED): (AggregationFinished,),
+    (RunStatus.RUNNING, RunStatus.COMPLETED): _ENDING,
+    (RunStatus.PAUSED, RunStatus.COMPLETED): _ENDING,
     (RunStatus.ENROLLING, RunStatus.STOPPED): (StopRequested,),
     (RunStatus.RUNNING, RunStatus.STOPPED): (StopRequested,),
     (RunStatus.PAUSED, RunStatus.STOPPED): (StopRequested,),
@@ -114,6 +125,7 @@ ROUND_MOVES: Final[Moves[RoundStatus]] = {
         StartRequested,
         ResumeRequested,
         ClientSeen,
+        EvaluationReceived,
         *_READYING,
         *_CLOSING,
         AggregationFinished,

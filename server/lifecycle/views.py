@@ -7,11 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from server.lifecycle.state import Enrolment, Participant, Round, Run
+from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.scores import Standing, mean_score, standing
 
 __all__ = [
     "abandonment",
+    "evaluators",
+    "find_standing",
+    "find_unscored",
+    "is_best_reached",
     "next_attempt",
     "ready_trainers",
     "reason_for_clients",
@@ -76,6 +81,46 @@ def relative_sizes(run: Run) -> dict[str, float]:
     return {client: len(sizes) * examples / total for client, examples in sizes.items()}
 
 
+# -------------------------------------------------------------------- scores
+
+
+def evaluators(run: Run) -> tuple[str, ...]:
+    """Clients that score each round's model, by name."""
+    found = (e for e in run.enrolments if e.role is Role.EVALUATOR and e.status is EnrolmentStatus.READY)
+    return tuple(sorted(e.client for e in found))
+
+
+def find_unscored(run: Run) -> int | None:
+    """The round that has to be scored before the run goes on or ends; None: there is none.
+
+    With ``stop_when`` each round that is evaluated, with ``keep: best`` all of them at the end. Only those
+    evaluators are waited for that are there.
+    """
+    policy, judges, last = run.policy, evaluators(run), run.completed_rounds
+    if not policy.needs_scores or not judges or (policy.stop_when is None and last < policy.rounds):
+        return None
+    known = {(score.round, score.client) for score in run.scores}
+    due = (n for n in range(1, last + 1) if n % policy.evaluate_every == 0 or n == policy.rounds)
+    return next((n for n in due if any((n, client) not in known for client in judges)), None)
+
+
+def find_standing(run: Run) -> Standing | None:
+    """The best round so far, and how many scored ones came after it; None: no round has a score."""
+    by_round: dict[int, list[Score]] = {}
+    for score in run.scores:
+        if 0 < score.round <= run.completed_rounds:
+            by_round.setdefault(score.round, []).append(score)
+    means = [(n, mean_score([(s.value, s.examples) for s in by_round[n]])) for n in sorted(by_round)]
+    change = run.policy.stop_when.min_change if run.policy.stop_when is not None else 0.0
+    return standing(means, run.scores[0].metric, change) if means else None
+
+
+def is_best_reached(run: Run, found: Standing | None) -> bool:
+    """Whether the score has not become better for as long as the policy is patient."""
+    stop_when = run.policy.stop_when
+    return stop_when is not None and found is not None and found.since >= stop_when.patience
+
+
 # -------------------------------------------------------------------- in words
 
 
@@ -92,7 +137,7 @@ def _waiting_for_clients(run: Run, now: dt.datetime, reader: str | None, tell: T
         return _enrolling(run, tell)
     if run.status is RunStatus.RUNNING:
         if run.round is None or waits_for_clients(run):
-            return _clients(run, tell)
+            return _scores(run, tell) or _clients(run, tell)
         return _open_round(run.round, now, reader, tell)
     reason = run.reason if reader is None else reason_for_clients(run.reason)
     if run.status is RunStatus.PAUSED:
@@ -128,6 +173,8 @@ def _enrolling(run: Run, tell: Tell) -> str:
     more = f"; no discrepancy yet from {tell(late)}" if late else ""
     if not run.policy.autostart:
         return f"{_are(ready, 'trainer')} ready; the run waits to be started{more}"
+    if run.policy.needs_scores and not evaluators(run):
+        more += "; no evaluator yet, by whose scores the run goes"
     wanted = trainers_to_start(run)
     return f"{ready} of {_count(wanted, 'trainer')} {_be(ready)} ready; the run starts with {wanted}{more}"
 
@@ -152,6 +199,13 @@ def _clients(run: Run, tell: Tell) -> str:
     more = (f"; away: {tell(away)}" if away else "") + (f"; no discrepancy yet: {tell(late)}" if late else "")
     trainers = _are(len(ready_trainers(run)), "trainer")
     return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
+
+
+def _scores(run: Run, tell: Tell) -> str:
+    number = find_unscored(run)
+    known = {score.client for score in run.scores if score.round == number}
+    late = [client for client in evaluators(run) if client not in known]
+    return "" if number is None else f"round {number}: waiting for {tell(late)} to score its model"
 
 
 def _paused(run: Run, reason: str | None, now: dt.datetime, reader: str | None, tell: Tell) -> str:

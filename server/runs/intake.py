@@ -21,7 +21,7 @@ from server.runs.blob_faults import BlobFaults
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
 from shared.problems import Conflict, InvalidRequest, NotFound, Problem, UpdateRefused
-from shared.schemas import Failure, Receipt, UpdateReport
+from shared.schemas import Failure, Metrics, Receipt, UpdateReport
 from shared.wire.validation import validate
 
 __all__ = ["Intake", "Offer"]
@@ -45,7 +45,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Intake:
-    """What comes in from the participants of a round: updates, or the reason why there is none.
+    """What comes in about a round: updates, or the reason why there is none, and scores of its model.
 
     ``max_bytes``: no update may be larger, whatever its run's layout allows.
     """
@@ -154,6 +154,15 @@ class Intake:
         kind = "update_refused" if isinstance(problem, Conflict) else "update_invalid"
         detail = {"code": problem.code, "detail": problem.detail}
         self.runner.record(kind, run=run, round=round, client=client, actor=client, detail=detail)
+
+    def accept_evaluation(self, run: str, round: int, client: str, metrics: Metrics) -> None:
+        """What a client scored on its own test set; the same again changes nothing.
+
+        Raises NotFound, Forbidden, or Conflict for other values or a round without model.
+        """
+        found = self.store.add_evaluation(run, round, client, metrics, actor=client, now=self.clock())
+        if found.decision is not None:
+            self.runner.hand_over(run, found.decision)
 
     def report_failure(self, run: str, round: int, client: str, failure: Failure) -> None:
         """The client gives this attempt up; the round goes on for the others."""

@@ -41,7 +41,7 @@ def made(name: str) -> LoadedModel:
 
 def run_torchscript(path: Path) -> Callable[[Tensor], Tensor]:
     with pytest.warns(FutureWarning, match="torch.jit.load"):
-        found: Callable[[Tensor], Tensor] = torch.jit.load(path)
+        found: Callable[[Tensor], Tensor] = torch.jit.load(path)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -107,7 +107,7 @@ def test_the_facts_are_in_the_file(tmp_path: Path) -> None:
     export_model(loaded, tmp_path / "model.pt", "torchscript")
     extra = {"feddisco.json": ""}
     with pytest.warns(FutureWarning, match="torch.jit.load"):
-        torch.jit.load(io.BytesIO((tmp_path / "model.pt").read_bytes()), _extra_files=extra)
+        torch.jit.load(io.BytesIO((tmp_path / "model.pt").read_bytes()), _extra_files=extra)  # type: ignore[no-untyped-call]
     assert json.loads(extra["feddisco.json"])["classes"] == list("0123456789")
     onnx = pytest.importorskip("onnx")
     export_model(loaded, tmp_path / "model.onnx", "onnx")

@@ -268,7 +268,7 @@ def test_a_run_is_exported_with_its_labels(trained: Live, tmp_path: Path) -> Non
     assert (tmp_path / "demo.labels.txt").read_text().split() == list("0123456789")
     assert json.loads((tmp_path / "demo.json").read_text())["round"] == 3
     with pytest.warns(FutureWarning, match=r"torch\.jit\.load"):
-        exported = torch.jit.load(tmp_path / "demo.pt")
+        exported = torch.jit.load(tmp_path / "demo.pt")  # type: ignore[no-untyped-call]
     out = tmp_path / "demo.safetensors"
     console(trained, "run", "export", "demo", "--out", out)
     write_digit(tmp_path / "zero.png", 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import RunConfig
+from shared.config import RunConfig, StopWhen
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName
 from simulation.kernels import KernelsName
@@ -189,3 +189,28 @@ def killed_after_a_round(config: Path, out: Path, round: int) -> None:
             assert time.monotonic() < end
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
+
+
+FAST = {"steps": 20, "batch_size": 16, "learning_rate": 0.3}
+
+
+def test_it_stops_when_nothing_becomes_better_and_keeps_the_best(tmp_path: Path) -> None:
+    whole = config(rounds=12, algorithm="fedavg", local=FAST)
+    run(whole, tmp_path / "whole.jsonl")
+    curve = [line["accuracy"] for line in Results(tmp_path / "whole.jsonl").lines()[1:-1]]
+    best, last = 0, 0
+    for place, accuracy in enumerate(curve):
+        best = place if accuracy > curve[best] else best
+        last = place
+        if last - best == 2:
+            break
+    assert last < 11, "the curve has to fall for this test"
+    given = whole.model_copy(update={"stop_when": StopWhen(patience=2), "keep": "best"})
+    out = tmp_path / "stopped.jsonl"
+    simulate(given, source=None, out=out, until=2, say=quiet)  # goes on with the scores in the file
+    digest = run(given, out)
+    *rounds, end = Results(out).lines()[1:]
+    assert [line["accuracy"] for line in rounds] == curve[: last + 1]
+    assert end == {"kind": "end", "model": rounds[best]["model"], "round": best + 1}
+    assert digest == rounds[best]["model"]
+    assert run(given, out) == digest

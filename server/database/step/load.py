@@ -10,8 +10,11 @@ import sqlalchemy as sa
 
 from server.database.configs import Configs, no_such_run
 from server.database.session import Reading
-from server.database.tables import enrolments, participants, rounds, runs
-from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run
+from server.database.tables import enrolments, evaluations, participants, rounds, runs
+from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
+from shared.config import RunConfig
+from shared.schemas import EvaluationView, Role
+from shared.scores import find_score, name_score
 
 __all__ = ["Snapshot", "load"]
 
@@ -92,15 +95,17 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
         raise no_such_run(run)
     enrolled = connection.select(_ENROLMENTS, parameters).all()
     newest = connection.select(_ROUND, parameters).all()
+    config = configs.of(connection, run)
     return Snapshot(
         run=Run(
             id=run,
             status=head.status,
-            policy=Policy.of(configs.of(connection, run)),
+            policy=Policy.of(config),
             enrolments=tuple(_enrolment(row) for row in enrolled),
             completed_rounds=head.completed_rounds,
             round=_round(newest) if newest else None,
             reason=head.reason,
+            scores=_read_scores(connection, run, config) if config.needs_scores else (),
         ),
         version=head.version,
         initial_model=head.initial_model,
@@ -111,6 +116,33 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
         },
         troubled=frozenset(row.client for row in enrolled if row.troubled),
         updates={row.client: row.update for row in newest if row.update is not None},
+    )
+
+
+_SCORES = (
+    sa.select(evaluations)
+    .join(
+        enrolments,
+        sa.and_(enrolments.c.run == evaluations.c.run, enrolments.c.client == evaluations.c.client),
+    )
+    .where(evaluations.c.run == _RUN, enrolments.c.role == Role.EVALUATOR)
+    .order_by(evaluations.c.round, evaluations.c.client)
+)
+
+
+def _read_scores(connection: Reading, run: str, config: RunConfig) -> tuple[Score, ...]:
+    """What the evaluators say of each round, by the metric that decides."""
+    rows = connection.select(_SCORES, {"of_run": run})
+    return tuple(_score(EvaluationView(**row._mapping), config.deciding_metric) for row in rows)
+
+
+def _score(evaluation: EvaluationView, name: str | None) -> Score:
+    return Score(
+        round=evaluation.round,
+        client=evaluation.client,
+        metric=name_score(evaluation, name),
+        value=find_score(evaluation, name),
+        examples=evaluation.examples,
     )
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from server.database.configs import Configs
+from server.database.evaluations import add_evaluation
 from server.database.session import Reading, Writing
 from server.database.step.change import Change
 from server.database.step.facts import DiscrepancyFacts, Facts, UpdateFacts
 from server.database.step.load import Snapshot, load
 from server.database.step.write_run import write
 from server.database.tables import participants
-from server.lifecycle.events import DiscrepancyReceived, Event, UpdateReceived
+from server.lifecycle.events import DiscrepancyReceived, EvaluationReceived, Event, UpdateReceived
 from server.lifecycle.machine import Decision, decide
 from shared.problems import DiscrepancyAlreadySubmitted
-from shared.schemas import EnrolmentStatus
+from shared.schemas import EnrolmentStatus, Metrics
+from shared.scores import find_score, name_score
 
-__all__ = ["take_step"]
+__all__ = ["Evaluated", "take_evaluation", "take_step"]
 
 
 def take_step(
@@ -40,6 +42,41 @@ def take_step(
     if decision.run != before.run or decision.effects:
         write(connection, Change(before, decision, event, facts, actor, now))
     return decision
+
+
+class Evaluated(NamedTuple):
+    """``decision``: what follows where the run goes by its scores; None otherwise, and for a repetition."""
+
+    is_new: bool
+    decision: Decision | None
+
+
+def take_evaluation(
+    connection: Writing,
+    run: str,
+    number: int,
+    client: str,
+    metrics: Metrics,
+    configs: Configs,
+    *,
+    actor: str,
+    now: dt.datetime,
+) -> Evaluated:
+    """Add an evaluation, and take the step that follows from it, in one transaction.
+
+    Raises what :func:`server.database.evaluations.add_evaluation` and :func:`take_step` raise.
+    """
+    config = configs.of(connection, run)
+    if config.needs_scores:
+        load(connection, run, configs, lock=True)  # before the event log is locked, as every step does
+    if not add_evaluation(connection, run, number, client, metrics, actor=actor, now=now):
+        return Evaluated(False, None)
+    if not config.needs_scores:
+        return Evaluated(True, None)
+    name = config.deciding_metric
+    value, metric = find_score(metrics, name), name_score(metrics, name)
+    event = EvaluationReceived(client, number, metric, value, metrics.examples)
+    return Evaluated(True, take_step(connection, run, event, None, configs, actor=actor, now=now))
 
 
 def _is_repetition(connection: Reading, before: Snapshot, event: Event, facts: Facts | None) -> bool:

@@ -42,6 +42,7 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     shutil.copyfile(migrated_sqlite, tmp_path / "test.sqlite")
     client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
     run_into_trouble(store)
+    stop_early(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
     grant = ClientGrant("trainer", "clinics", "north")
@@ -104,6 +105,15 @@ def run_into_trouble(store: Store) -> None:
     run.apply(AggregationFailed(2, 2, "a mistake"), "coordinator")
     run.apply(ClientLeft(SITES[0].name, "enough"), SITES[0].name)
     run.apply(StopRequested("enough"), "admin")
+
+
+def stop_early(store: Store) -> None:
+    """A run whose second round is not better by as much as is asked for."""
+    stop_when = {"patience": 1, "min_change": 1.0}
+    run = seed.Course(store, seed.config("early", stop_when=stop_when, keep="best")).create().enrol()
+    for _ in range(2):
+        run.play()
+        run.evaluate()
 
 
 def aggregate(

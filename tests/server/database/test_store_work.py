@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from server.lifecycle.effects import Record
 from server.lifecycle.events import ClientDeclined, ClientLeft, ClientSeen, StopRequested, TimePassed
+from server.lifecycle.machine import Decision
 from shared.problems import Conflict, Forbidden, NotFound
 from shared.schemas import (
     Assignment,
@@ -143,11 +145,11 @@ def test_an_evaluation_is_taken_once(story: Story) -> None:
     story.begin("a", "b")
     story.enrol("judge", role=Role.EVALUATOR)
     story.play(1, ["a", "b"])
-    assert story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(4))
-    assert not story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(5))
+    assert story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(4)).is_new
+    assert not story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(5)).is_new
     with pytest.raises(Conflict, match=r"with other values of loss \(loss 0\.5\)"):
         story.store.add_evaluation(RUN, 1, "judge", METRICS.model_copy(update={"loss": 0.25}), "judge", NOW)
-    assert story.store.add_evaluation(RUN, 1, "a", METRICS, "a", NOW)  # a participant may as well
+    assert story.store.add_evaluation(RUN, 1, "a", METRICS, "a", NOW).is_new  # a participant may as well
     with pytest.raises(Forbidden, match="'stranger' is neither an evaluator"):
         story.store.add_evaluation(RUN, 1, "stranger", METRICS, "stranger", NOW)
     with pytest.raises(Conflict, match="round 2 of run 'hospitals' is not completed"):
@@ -210,3 +212,39 @@ def test_a_receipt_has_its_row_of_the_ledger_after_the_round(story: Story) -> No
     assert after.row.weight == 0.5
     with pytest.raises(NotFound, match="'a' has no update in round 2"):
         story.store.receipt(RUN, 2, "a")
+
+
+def effects(decision: Decision | None) -> list[str]:
+    assert decision is not None
+    return [effect.kind for effect in decision.effects if isinstance(effect, Record)]
+
+
+def test_a_run_that_goes_by_scores_moves_with_them_in_one_transaction(story: Story) -> None:
+    story.register("a", "b", "judge")
+    stop_when = {"metric": "loss", "patience": 1}
+    story.create(rounds=5, weighting={"kind": "sizes"}, stop_when=stop_when, keep="best")
+    story.enrol("judge", role=Role.EVALUATOR)
+    for client in ("a", "b"):
+        story.enrol(client)
+    story.play(1, ["a", "b"])
+    assert [one.round for one in story.store.rounds(RUN)] == [1]
+    good, bad = METRICS.model_copy(update={"loss": 0.5}), METRICS.model_copy(update={"loss": 0.75})
+    assert effects(story.store.add_evaluation(RUN, 1, "a", bad, "a", NOW).decision) == []
+    opened = story.store.add_evaluation(RUN, 1, "judge", good, "judge", NOW)
+    assert effects(opened.decision) == ["round_opened"]
+    assert story.store.add_evaluation(RUN, 1, "judge", good, "judge", NOW) == (False, None)
+    story.play(2, ["a", "b"])
+    with pytest.raises(Conflict):
+        story.store.add_evaluation(RUN, 1, "judge", bad, "judge", NOW)
+    story.store.add_evaluation(RUN, 2, "judge", bad, "judge", NOW)
+    state = story.store.run_state(RUN)
+    assert (state.status, state.completed_rounds) == (RunStatus.COMPLETED, 2)
+    assert story.kinds()[-4:] == [
+        "round_completed",
+        "evaluation_received",
+        "run_stopped_early",
+        "run_completed",
+    ]
+    told = work(story, "a")
+    assert isinstance(told, Finished)
+    assert told.model == story.store.run_view(RUN, NOW).model == digest("model", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EnrolmentApproved,
     EnrolmentRefused,
+    EvaluationReceived,
     Event,
     FailureReported,
     PauseRequested,
@@ -33,8 +35,16 @@ from server.lifecycle.events import (
 )
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Enrolment, Round, Run
-from server.lifecycle.views import ready_trainers, relative_sizes, waiting_for
-from shared.config import Participants
+from server.lifecycle.views import (
+    evaluators,
+    find_standing,
+    find_unscored,
+    is_best_reached,
+    ready_trainers,
+    relative_sizes,
+    waiting_for,
+)
+from shared.config import Participants, StopWhen
 from shared.problems import Conflict
 from shared.schemas import Role
 from tests.helpers.lifecycle_story import NOW, collecting, new_run, play, trainer
@@ -187,7 +197,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_running_run_works_or_waits_for_clients(self) -> None:
         run = self.run
         if run.status == "running" and not is_open(run.round):
-            assert len(ready_trainers(run)) < run.policy.quorum
+            assert find_unscored(run) is not None or len(ready_trainers(run)) < run.policy.quorum
         if run.status == "enrolling":
             assert run.round is None
         if run.status in ("completed", "stopped"):
@@ -232,7 +242,9 @@ class AnyOrder(RuleBasedStateMachine):
         if not self.run.status.is_terminal:
             self.run_to_the_end()
             assert self.run.status == "completed"
-            assert self.run.completed_rounds == self.run.policy.rounds
+            assert self.run.completed_rounds == self.run.policy.rounds or is_best_reached(
+                self.run, find_standing(self.run)
+            )
 
     def run_to_the_end(self) -> None:
         for client in ("x", "y", "z"):
@@ -246,8 +258,15 @@ class AnyOrder(RuleBasedStateMachine):
             self.give(ResumeRequested())
             self.deliver(9)
             self.give(AggregationFinished(*self.aim(0, 0)))
+            self.score_all(0.5)
             if self.run.status.is_terminal:
                 return
+
+    def score_all(self, value: float | None) -> None:
+        """The evaluators catch up."""
+        for number in range(1, self.run.completed_rounds + 1):
+            for client in evaluators(self.run):
+                self.give(EvaluationReceived(client, number, "accuracy", value, 50))
 
 
 # -------------------------------------------------------------------- one step
@@ -260,7 +279,8 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     assert after.policy is before.policy
     assert after.completed_rounds - before.completed_rounds in (0, 1)
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
-    check_effects(decision, changed=after != before)
+    # a score's record is its own row
+    check_effects(decision, changed=replace(after, scores=()) != replace(before, scores=()))
     if before.status.is_terminal:
         assert isinstance(event, ClientDeclined | ClientLeft) or after == before
         assert (after.status, after.round) == (before.status, before.round)
@@ -338,6 +358,29 @@ class AnyOrderWithApproval(AnyOrder):
         return new_run(rounds=2, quorum=2, approve="sizes", participants=admitted, max_examples=5)
 
 
+class AnyOrderWithScores(AnyOrder):
+    """The run goes by what its evaluators say, and they may come late, leave, or have no number."""
+
+    def first(self) -> Run:
+        policy = {"stop_when": StopWhen(patience=2), "keep": "best", "clients_per_round": 3, "quorum": 2}
+        fresh = new_run(min_clients=4, rounds=4, max_attempts=2, **policy)
+        return play(fresh, ClientEnrolled("j", Role.EVALUATOR, 50), *map(trainer, "abcd")).run
+
+    @rule(client=st.sampled_from(["e", "j", "j", "j"]), shift=SHIFTS, value=st.sampled_from([0.5, 0.6, None]))
+    def score(self, client: str, shift: int, value: float | None) -> None:
+        number = max(0, self.run.completed_rounds + shift)
+        self.give(EvaluationReceived(client, number, "accuracy", value, 50))
+
+    @rule(client=st.sampled_from(["j", "e"]), kind=st.sampled_from([ClientDeclined, ClientLeft]))
+    def go_as_evaluator(self, client: str, kind: type[ClientDeclined | ClientLeft]) -> None:
+        self.give(kind(client, "had enough"))
+
+    @invariant()
+    def the_best_round_is_one_that_is_completed(self) -> None:
+        found = find_standing(self.run)
+        assert found is None or 1 <= found.best_round <= self.run.completed_rounds
+
+
 class AnyOrderFromNothing(AnyOrder):
     """The same from the very beginning, started by itself."""
 
@@ -352,5 +395,7 @@ TestAnyOrderWithDiscrepancies = AnyOrderWithDiscrepancies.TestCase
 TestAnyOrderWithDiscrepancies.settings = _EFFORT
 TestAnyOrderWithApproval = AnyOrderWithApproval.TestCase
 TestAnyOrderWithApproval.settings = _EFFORT
+TestAnyOrderWithScores = AnyOrderWithScores.TestCase
+TestAnyOrderWithScores.settings = TestAnyOrder.settings
 TestAnyOrderFromNothing = AnyOrderFromNothing.TestCase
 TestAnyOrderFromNothing.settings = _EFFORT
