@@ -19,6 +19,7 @@ from shared.tasks import load_task
 from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.images import ImageTask, other_folders
 from shared.tasks.loading import load_examples
+from worker.policy.document import load_policy
 
 if TYPE_CHECKING:
     from shared.data import Examples
@@ -82,7 +83,8 @@ def _make_task(
         contract = _folders(settings.data)
         say(f"No classes are given (--classes, --run): taking the folders {', '.join(contract)}.")
     task = load_task(settings.task, options, contract)
-    task.on_broken, task.labels = settings.on_broken, settings.labels
+    policy = load_policy(settings).own
+    task.on_broken, task.labels = policy.on_broken, policy.labels
     return task
 
 

@@ -172,7 +172,7 @@ def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
 
 
 @app.command("check-data")
-@add_flags(WorkerSettings, "task", "task_options", "data", "labels", "on_broken")
+@add_flags(WorkerSettings, "task", "task_options", "data", "labels", "on_broken", "policy")
 def check_site_data(
     run: Annotated[
         str | None, typer.Option(help="The run's configuration file: its task, options and classes.")
@@ -211,6 +211,25 @@ def worker_told(
     if not state.is_dir():
         raise InvalidConfiguration(f"there is no state folder at {state}.", hint="Give it with --state.")
     for line in told_lines(state):
+        _echo(line)
+
+
+@worker_app.command("policy")
+def worker_policy(
+    example: Annotated[
+        bool, typer.Option("--example", help="Print the default policy, to be saved and changed.")
+    ] = False,
+    check: Annotated[Path | None, typer.Option(help="Say whether this file is a policy.")] = None,
+) -> None:
+    """Print the default policy, or check one: what this site takes part in, and what it tells."""
+    from worker.policy.document import format_policy, list_changes, read_policy
+
+    if example == (check is not None):
+        raise InvalidConfiguration("give --example, or --check FILE.")
+    if check is None:
+        typer.echo(format_policy(), nl=False)
+        return
+    for line in list_changes(read_policy(check)):
         _echo(line)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from shared.problems import InvalidConfiguration
 
-__all__ = ["parse_json", "parse_yaml"]
+__all__ = ["find_lines", "parse_json", "parse_yaml"]
 
 
 def parse_yaml(text: str, where: object) -> Any:
@@ -27,6 +28,29 @@ def parse_yaml(text: str, where: object) -> Any:
         ) from None
     except yaml.YAMLError as error:
         raise InvalidConfiguration(f"{where} is not YAML: {error}") from None
+
+
+def find_lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Lines, from 1, of a YAML document's entries and of the entries in those, by path; () is the document.
+
+    >>> find_lines("runs:\\n- a\\n- b\\nlabels: {mel: melanoma}\\n")
+    {(): 1, ('runs',): 1, ('runs', 0): 2, ('runs', 1): 3, ('labels',): 4, ('labels', 'mel'): 4}
+    """
+    found: dict[tuple[str | int, ...], int] = {(): 1}
+    for key, line, value in _find_entries(yaml.compose(text, _Loader)):  # type: ignore[no-untyped-call]
+        found[(key,)] = line
+        found |= {(key, inner): inner_line for inner, inner_line, _ in _find_entries(value)}
+    return found
+
+
+def _find_entries(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield index, item.start_mark.line + 1, item
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key.value, key.start_mark.line + 1, value
 
 
 def parse_json(text: str) -> Any:

@@ -37,9 +37,20 @@ class FaultCode(StrEnum):
     OWN_DATA = "own-data"
     NO_PART_LEFT = "no-part-left"
     INDEX_TAKEN = "index-taken"
-    ALGORITHM_NOT_ALLOWED = "algorithm-not-allowed"
     CONFIGURATION = "configuration"
     MODEL_DIFFERS = "model-differs"
+    RUN_NOT_ALLOWED = "run-not-allowed"
+    TASK_NOT_ALLOWED = "task-not-allowed"
+    ALGORITHM_NOT_ALLOWED = "algorithm-not-allowed"
+    MODEL_NOT_ALLOWED = "model-not-allowed"
+    MODEL_TOO_LARGE = "model-too-large"
+    TOO_MANY_ROUNDS = "too-many-rounds"
+    TOO_MANY_EPOCHS = "too-many-epochs"
+    TOO_MANY_STEPS = "too-many-steps"
+    BATCH_TOO_LARGE = "batch-too-large"
+    TOO_FEW_TRAINERS = "too-few-trainers"
+    TOO_FEW_UPDATES = "too-few-updates"
+    SUMS_ONLY = "sums-only"
     NO_DATA = "no-data"
     NO_EXAMPLES = "no-examples"
     DATA_UNFIT = "data-unfit"
@@ -49,6 +60,7 @@ class FaultCode(StrEnum):
     TOO_FEW_EXAMPLES = "too-few-examples"
     NOTHING_TOLD = "nothing-told"
     OTHER_METRIC = "other-metric"
+    TARGET_NOT_ALLOWED = "target-not-allowed"
     EMPTY_CLASS = "empty-class"
     OTHER_TARGET = "other-target"
     OTHER_CLASSES = "other-classes"
@@ -74,13 +86,42 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "All {parts} parts of the partition are taken, or the index set at the site is none of them."
     ),
     FaultCode.INDEX_TAKEN: "Index {index}, which is set at the site, belongs to another client.",
-    FaultCode.ALGORITHM_NOT_ALLOWED: "The site does not allow the run's algorithm (--algorithms).",
     FaultCode.CONFIGURATION: (
         "The site cannot prepare the run's task, options, classes or algorithm; its log names what differs."
     ),
     FaultCode.MODEL_DIFFERS: (
         "The model that the task builds at the site is not the run's; its log names the first difference. "
         "Install the same versions of the task and of PyTorch as at the coordinator."
+    ),
+    FaultCode.RUN_NOT_ALLOWED: "The site's policy does not allow runs of this name.",
+    FaultCode.TASK_NOT_ALLOWED: "The site's policy does not allow the run's task.",
+    FaultCode.ALGORITHM_NOT_ALLOWED: "The site's policy does not allow the run's algorithm.",
+    FaultCode.MODEL_NOT_ALLOWED: "The site's policy does not allow the run's model.",
+    FaultCode.MODEL_TOO_LARGE: (
+        "The site's policy allows models of at most {allowed} numbers, the run's has {asked}."
+    ),
+    FaultCode.TOO_MANY_ROUNDS: "The site's policy allows at most {allowed} rounds, the run has {asked}.",
+    FaultCode.TOO_MANY_EPOCHS: (
+        "The site's policy allows at most {allowed} epochs in a round, the run has {asked} (local.epochs)."
+    ),
+    FaultCode.TOO_MANY_STEPS: (
+        "The site's policy allows at most {allowed} steps in a round, the run has {asked} (local.steps)."
+    ),
+    FaultCode.BATCH_TOO_LARGE: (
+        "The site's policy allows at most {allowed} examples in a batch, the run has {asked} "
+        "(local.batch_size)."
+    ),
+    FaultCode.TOO_FEW_TRAINERS: (
+        "The site's policy asks for at least {allowed} trainers in a round, the run has {asked} "
+        "(min_clients, clients_per_round)."
+    ),
+    FaultCode.TOO_FEW_UPDATES: (
+        "The site's policy asks for models of at least {allowed} updates, the run makes them of {asked} "
+        "(quorum)."
+    ),
+    FaultCode.SUMS_ONLY: (
+        "The site takes part only in runs whose coordinator learns sums alone (secure aggregation), "
+        "and there are no such runs yet."
     ),
     FaultCode.NO_DATA: "There are no data at the site. The worker has ended.",
     FaultCode.NO_EXAMPLES: "The site has no examples for its part in the run.",
@@ -99,6 +140,7 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     ),
     FaultCode.NOTHING_TOLD: "The site tells no discrepancy, which the run's weighting needs.",
     FaultCode.OTHER_METRIC: "The site does not answer by the run's metric of the discrepancy.",
+    FaultCode.TARGET_NOT_ALLOWED: "The site does not answer for the run's target of the discrepancy.",
     FaultCode.EMPTY_CLASS: (
         "The run's target has a class of share 0: the discrepancy may be infinite, which no noise hides."
     ),
@@ -133,7 +175,18 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
 
 LASTING: Final = frozenset(
     {
+        FaultCode.RUN_NOT_ALLOWED,
+        FaultCode.TASK_NOT_ALLOWED,
         FaultCode.ALGORITHM_NOT_ALLOWED,
+        FaultCode.MODEL_NOT_ALLOWED,
+        FaultCode.MODEL_TOO_LARGE,
+        FaultCode.TOO_MANY_ROUNDS,
+        FaultCode.TOO_MANY_EPOCHS,
+        FaultCode.TOO_MANY_STEPS,
+        FaultCode.BATCH_TOO_LARGE,
+        FaultCode.TOO_FEW_TRAINERS,
+        FaultCode.TOO_FEW_UPDATES,
+        FaultCode.SUMS_ONLY,
         FaultCode.CONFIGURATION,
         FaultCode.MODEL_DIFFERS,
         FaultCode.NO_DATA,
@@ -143,6 +196,7 @@ LASTING: Final = frozenset(
         FaultCode.TOO_FEW_EXAMPLES,
         FaultCode.NOTHING_TOLD,
         FaultCode.OTHER_METRIC,
+        FaultCode.TARGET_NOT_ALLOWED,
         FaultCode.EMPTY_CLASS,
         FaultCode.OTHER_TARGET,
         FaultCode.OTHER_CLASSES,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.faults import Fault, FaultCode
+from worker.disclosure import told_size
 from worker.faults import LocalFault
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class DataWatch:
         return True
 
     def may_continue(self, local: LocalRun, index: int | None, enrolled: int | None) -> bool:
-        """Whether to go on with the data as they are now; ``enrolled`` is the number of examples then."""
-        if self.site.settings.on_changed_data != "continue":
+        """Whether to go on with the data as they are now; ``enrolled`` is the number that was told then."""
+        policy = self.site.policy_for(local.view)
+        if policy.on_changed_data != "continue":
             return False
         run = local.view.run
         try:
@@ -63,16 +65,17 @@ class DataWatch:
         except LocalFault as fault:
             self.say(f"{run}: the data here have changed, and cannot be used: {fault}")
             return False
-        if number == enrolled:
+        if told_size(number, policy.sizes) == enrolled:
             self.say(f"{run}: the data here have changed; continuing with {number} examples as before")
             self.keep(local)
             return True
         self.say(f"{run}: the data here have changed: {number} examples, enrolled with {enrolled}")
         return False
 
-    def leave(self, run: str) -> None:
-        """Leave the run, to enrol in it anew; LocalFault where the site's settings say to decline it."""
-        anew = self.site.settings.on_changed_data == "enrol"
+    def leave(self, local: LocalRun) -> None:
+        """Leave the run, to enrol in it anew; LocalFault where the site's policy says to decline it."""
+        run = local.view.run
+        anew = self.site.policy_for(local.view).on_changed_data == "enrol"
         self.say(
             f"{run}: the data here have changed since this client enrolled; "
             f"{'leaving, and enrolling anew' if anew else 'declining the run'} (on_changed_data)"

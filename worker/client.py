@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
@@ -43,10 +43,11 @@ from shared.texts import format_size
 from shared.wire.digests import format_content_digest
 from worker import answers
 from worker.answers import LONG_BYTES, SHORT_BYTES, Body, UnexpectedAnswer
+from worker.trust import pin_certificates
 
 if TYPE_CHECKING:
     from worker.faults import LocalFault
-    from worker.settings import Tell
+    from worker.policy import Tell
 
 __all__ = ["CoordinatorClient", "load_trust"]
 
@@ -60,13 +61,21 @@ _TOKEN = re.compile(r"[!-~]+")
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-def load_trust(ca_file: Path | None) -> ssl.SSLContext | bool:
+def load_trust(ca_file: Path | None, fingerprints: Collection[str] = ()) -> ssl.SSLContext | bool:
     """What server certificates are checked against: the given PEM file alone, or the usual authorities.
+
+    With ``fingerprints`` (SHA-256, hexadecimal) the certificate has to be one of these as well.
 
     Raises :class:`shared.problems.InvalidConfiguration` if the file holds no certificate.
     """
-    if ca_file is None:
-        return True
+    if not fingerprints:
+        return True if ca_file is None else _load_authorities(ca_file)
+    context = httpx.create_ssl_context() if ca_file is None else _load_authorities(ca_file)
+    pin_certificates(context, fingerprints)
+    return context
+
+
+def _load_authorities(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(ca_file))
     except (ssl.SSLError, OSError) as error:

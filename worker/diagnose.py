@@ -19,6 +19,7 @@ import httpx
 from shared import problems
 from shared.texts import format_size
 from worker.answers import UnexpectedAnswer
+from worker.trust import UnexpectedCertificate
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -167,6 +168,11 @@ def _diagnose_proxy(error: httpx.ProxyError, url: str) -> str:
 
 
 def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
+    if isinstance(cause, UnexpectedCertificate):
+        return Diagnosis(
+            f"The certificate of {url} has the SHA-256 fingerprint {cause.fingerprint}, which is none of the "
+            "coordinators in this site's policy. Nothing was sent."
+        )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Diagnosis(
             f"The certificate of {url} is not trusted: {cause.verify_message}. If the coordinator uses its "

@@ -58,6 +58,7 @@ class Rule:
     grade: Grade | Literal["none"]
     epsilon: float = 1.0
     metrics: tuple[Metric, ...] = ("kl",)
+    targets: tuple[Literal["uniform", "explicit"], ...] = ("uniform", "explicit")
     dealt: bool = False
 
 
@@ -127,16 +128,14 @@ class Disclosures:
             NotDisclosed: the rule, or an earlier answer, forbids it.
             InvalidConfiguration: the file of answers cannot be read. Without it the site might answer twice.
         """
-        check_rule(question, rule)
-        if rule.grade == "none":
-            raise NotDisclosed(FaultCode.NOTHING_TOLD)
-        if rule.dealt and rule.grade == "exact":
-            return _make_answer(question, "exact", rule.epsilon)
+        grade = check_rule(question.metric, question.target, len(question.counts), rule)
+        if rule.dealt and grade == "exact":
+            return _make_answer(question, grade, rule.epsilon)
         with self._locked():
             kept = self._read()
             found = _find(question, rule, kept)
             if found is None:
-                found = _make_answer(question, rule.grade, rule.epsilon)
+                found = _make_answer(question, grade, rule.epsilon)
             given = _for_classes(found, question)
             if given not in kept:
                 book = _Book(answers=(*kept, given))
@@ -162,17 +161,22 @@ class Disclosures:
             yield
 
 
-def check_rule(question: Question, rule: Rule) -> None:
-    """What can be said without the earlier answers; :class:`NotDisclosed` where it is no."""
-    if rule.dealt and rule.grade == "exact":
-        return
+def check_rule(metric: Metric, target: Target, classes: int, rule: Rule) -> Grade:
+    """The grade of an answer, as far as it can be said without the data and the earlier answers.
+
+    Raises :class:`NotDisclosed` where there is none.
+    """
     if rule.grade == "none":
         raise NotDisclosed(FaultCode.NOTHING_TOLD)
-    if question.metric not in rule.metrics:
+    if rule.dealt and rule.grade == "exact":
+        return rule.grade
+    if metric not in rule.metrics:
         raise NotDisclosed(FaultCode.OTHER_METRIC)
-    has_empty_class = min(shares(question.target, len(question.counts))) == 0
-    if rule.grade == "noised" and question.metric == "kl" and has_empty_class:
+    if ("uniform" if isinstance(target, str) else "explicit") not in rule.targets:
+        raise NotDisclosed(FaultCode.TARGET_NOT_ALLOWED)
+    if rule.grade == "noised" and metric == "kl" and min(shares(target, classes)) == 0:
         raise NotDisclosed(FaultCode.EMPTY_CLASS)
+    return rule.grade
 
 
 def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | None:

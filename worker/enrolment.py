@@ -133,7 +133,7 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,
-        examples=told_size(len(examples), site.settings.sizes),
+        examples=told_size(len(examples), site.policy_for(local.view).sizes),
         classes=local.task.classes,
         index=index,
         device=describe(site.device),

@@ -176,9 +176,10 @@ class Worker:
 
     def _look_at_data(self, view: RunView) -> None:
         try:
+            self._site.check_policy(view)
             self._follow_changed_data(self._get_run(view.run))
         except LocalFault as fault:
-            if fault.told.code is FaultCode.DATA_CHANGED:
+            if fault.told.code in LASTING:
                 self._decline(view.run, fault)  # else it is told when the run is worked on
 
     def _was_enrolling_anew(self, view: RunView) -> bool:
@@ -302,7 +303,7 @@ class Worker:
         if self._data.may_continue(local, index, enrolled):
             return False
         self._indexes.pop(view.run, None)
-        self._data.leave(view.run)
+        self._data.leave(local)
         self._act(Enrol(run=view.run))
         return True
 

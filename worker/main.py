@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import ssl
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,12 +23,14 @@ from worker.diagnose import diagnose
 from worker.enrolment import decline_all
 from worker.faults import LocalFault
 from worker.loop import Backoff, NothingDelivered, Refused, Unusable, Worker
+from worker.policy.document import load_policy
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
 from worker.told import Told
 
 if TYPE_CHECKING:
+    from worker.policy import SitePolicy
     from worker.settings import WorkerSettings
 
 __all__ = ["FAILED", "MISCONFIGURED", "NOTHING_DELIVERED", "OK", "REFUSED", "leave", "run"]
@@ -74,13 +78,13 @@ def _work(
 ) -> None:
     url = _require_url(settings)
     backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    told, verify = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_trust(settings.ca_file)
+    told, policy = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_policy(settings)
     with CoordinatorClient(
         url,
-        verify=verify,
+        verify=_load_trust(settings, policy),
         transport=transport,
         record=told.record,
-        tell=settings.tell,
+        tell=policy.own.tell,
         insecure=settings.insecure,
     ) as coordinator:
         _check_data(settings, folder, coordinator)
@@ -89,7 +93,7 @@ def _work(
         reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
         try:
             worker = _make_worker(
-                credential.client, settings, folder, coordinator, backoff, reporter, shutdown
+                credential.client, settings, policy, folder, coordinator, backoff, reporter, shutdown
             )
         except InvalidConfiguration as error:
             fault = LocalFault(Fault(FaultCode.SETTINGS), str(error))
@@ -123,7 +127,7 @@ def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport 
         raise InvalidConfiguration(
             f"no client of {url} is registered in {settings.state}.", hint="Name its folder with --state."
         )
-    verify = load_trust(settings.ca_file)
+    verify = _load_trust(settings, load_policy(settings))
     with CoordinatorClient(
         url, token=credential.token, verify=verify, transport=transport, insecure=settings.insecure
     ) as coordinator:
@@ -140,6 +144,16 @@ def _require_url(settings: WorkerSettings) -> str:
             "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
         )
     return settings.url
+
+
+def _load_trust(settings: WorkerSettings, policy: SitePolicy) -> ssl.SSLContext | bool:
+    fingerprints = policy.own.coordinators
+    if fingerprints and urlsplit(_require_url(settings)).scheme != "https":
+        raise InvalidConfiguration(
+            f"{policy.where('coordinators')}: {settings.url} has no certificate to compare.",
+            hint="Give the coordinator's https:// address, or leave `coordinators` empty.",
+        )
+    return load_trust(settings.ca_file, fingerprints)
 
 
 def _obtain_credential(
@@ -172,6 +186,7 @@ def _obtain_credential(
 def _make_worker(
     client: str,
     settings: WorkerSettings,
+    policy: SitePolicy,
     folder: Path,
     coordinator: CoordinatorClient,
     backoff: Backoff,
@@ -185,7 +200,8 @@ def _make_worker(
     from worker.site import Site
 
     use_threads(settings.threads)
-    site = Site(settings, choose(settings.device, settings.precision), folder / "cache", reporter.say)
+    device = choose(settings.device, settings.precision)
+    site = Site(settings, policy, device, folder / "cache", reporter.say)
     return Worker(
         client=client,
         settings=settings,

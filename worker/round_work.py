@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from shared.training import TrainProgress
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
+    from worker.policy import Sizes
     from worker.progress import Reporter
-    from worker.settings import Sizes
     from worker.shutdown import Shutdown
     from worker.site import LocalRun, Site
 
@@ -160,7 +160,7 @@ class RoundWork:
         self, job: _Job, result: LocalResult, journal: RunJournal, heartbeat: Heartbeat
     ) -> FinishedUpdate:
         """Write what was trained to the journal, as soon as there is space for it: it is kept meanwhile."""
-        report = _report(job, result, self.site.settings.sizes)
+        report = _report(job, result, self.site.policy_for(job.local.view).sizes)
         while True:
             try:
                 return journal.record(job.assignment, job.before, result.tensors, result.kept, report)
@@ -218,7 +218,7 @@ class RoundWork:
         with local_faults(Doing.SCORING):
             local.workbench.load_model(path)
             metrics = local.workbench.evaluate(self.site.test_examples(local))
-        told = told_size(metrics.examples, self.site.settings.sizes)
+        told = told_size(metrics.examples, self.site.policy_for(local.view).sizes)
         metrics = metrics.model_copy(update={"examples": told})
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         journal.note_delivered()

@@ -19,13 +19,11 @@ from shared.documents import parse_json
 from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
+from worker.policy import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
-__all__ = ["Disclosure", "Precision", "Sizes", "Tell", "WorkerSettings", "load"]
+__all__ = ["Precision", "WorkerSettings", "load"]
 
-Disclosure = Literal["none", "noised", "exact"]
-Sizes = Literal["exact", "rounded"]
 Precision = Literal["float32", "bfloat16", "float16"]
-Tell = Literal["sentences", "full"]
 
 
 def _parse_json(value: Any) -> Any:
@@ -94,7 +92,7 @@ class WorkerSettings(BaseSettings):
         description="Which class a name in this site's data stands for, as JSON, where it differs from the "
         'run\'s: `{"mel": "melanoma"}`.',
     )
-    on_changed_data: Literal["enrol", "decline", "continue"] = Field(
+    on_changed_data: OnChangedData = Field(
         "enrol",
         description="What to do in a run when the data here have changed since this client enrolled: `enrol` "
         "anew, `decline` it, or `continue` where the number of examples is the same.",
@@ -126,10 +124,8 @@ class WorkerSettings(BaseSettings):
         "(`noised`), or the exact one (`exact`), from which the label counts can be computed. "
         "Without it: `noised`, and `exact` where the run's partition dealt the data.",
     )
-    epsilon: float = Field(
+    epsilon: Epsilon = Field(
         1.0,
-        ge=0.001,
-        le=100,
         description="With `noised`: the privacy loss of one answer. Less is more noise.",
     )
     metrics: Annotated[tuple[Metric, ...], NoDecode, BeforeValidator(_split_patterns)] = Field(
@@ -140,6 +136,11 @@ class WorkerSettings(BaseSettings):
     sizes: Sizes = Field(
         "exact",
         description="Whether runs are told the number of examples, or that number to two significant digits.",
+    )
+    policy: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None,
+        description="File that says which runs this site takes part in, and what it tells: "
+        "`feddisco worker policy --example` prints one.",
     )
     device: str = Field(
         "auto", description="`auto` (CUDA, then MPS, then CPU), `cpu`, `mps`, `cuda` or `cuda:N`."

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shared.algorithms import load_algorithm
-from shared.config import AlgorithmChoice, Partition
+from shared.config import Partition
 from shared.data import fingerprint_of
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DataUnfit, InvalidConfiguration
@@ -23,17 +22,18 @@ from shared.tasks.loading import check_labels, load_examples
 from shared.training.workbench import Workbench
 from worker.disclosure import Disclosures, Question, Rule
 from worker.faults import LocalFault, local_faults
+from worker.policy.check import check_run, find_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from shared.algorithms.base import Algorithm
     from shared.config import Metric
     from shared.data import Examples
     from shared.discrepancy import Target
     from shared.schemas import TensorSpec
     from shared.tasks.base import Split, Task
+    from worker.policy import Policy, SitePolicy
     from worker.settings import WorkerSettings
 
 __all__ = ["LocalRun", "Site", "first_difference"]
@@ -58,9 +58,15 @@ class Site:
     """
 
     def __init__(
-        self, settings: WorkerSettings, device: torch.device, cache: Path, say: Callable[[str], None]
+        self,
+        settings: WorkerSettings,
+        policy: SitePolicy,
+        device: torch.device,
+        cache: Path,
+        say: Callable[[str], None],
     ) -> None:
         self.settings = settings
+        self._policy = policy
         self.device = device
         self._cache = cache
         self.say = say
@@ -84,13 +90,15 @@ class Site:
         or if the task or memory fails.
         """
         self.forget(view.run)  # nothing of an earlier view, which may have been another run of this name
+        self.check_policy(view)  # before anything that the run names is imported
+        policy = self.policy_for(view)
         task = load_task(self.settings.task, self._options(view), view.classes)
-        task.cache, task.on_broken, task.labels = self._cache, self.settings.on_broken, self.settings.labels
+        task.cache, task.on_broken, task.labels = self._cache, policy.on_broken, policy.labels
         check_labels(task)
         workbench = Workbench(
             config=view.config,
             task=task,
-            algorithm=self._algorithm(view.config.algorithm),
+            algorithm=load_algorithm(view.config.algorithm),
             load=partial(self._load, view, task),
             partition=self.partition_for(view),
             device=self.device,
@@ -106,16 +114,15 @@ class Site:
         self._runs[view.run] = local
         return local
 
-    def _algorithm(self, choice: AlgorithmChoice) -> Algorithm[Any]:
-        """Built in, or one that this site allows: the coordinator names what is imported here."""
-        allowed = self.settings.algorithms
-        if ":" in choice.name and not any(fnmatchcase(choice.name, pattern) for pattern in allowed):
-            raise LocalFault(
-                Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
-                f"algorithm {choice.name!r} is not allowed at this site. "
-                f"Read its code; if it is welcome, start the worker with --algorithms {choice.name}",
-            )
-        return load_algorithm(choice)
+    def check_policy(self, view: RunView) -> None:
+        """Raise :class:`worker.faults.LocalFault` if the run is outside this site's policy."""
+        check_run(view, self._policy, self.settings.role, dealt=self._is_dealt(view))
+
+    def policy_for(self, view: RunView) -> Policy:
+        return self._policy.for_data(dealt=self._is_dealt(view))
+
+    def _is_dealt(self, view: RunView) -> bool:
+        return self.settings.partition == "run" and view.config.partition is not None
 
     def _options(self, view: RunView) -> dict[str, Any]:
         return {**view.config.task_options, **self.settings.task_options}
@@ -143,10 +150,7 @@ class Site:
 
     def rule(self, view: RunView) -> Rule:
         """What this site tells the run about its labels."""
-        given = self.settings
-        dealt = given.partition == "run" and view.config.partition is not None
-        grade = given.disclosure or ("exact" if dealt else "noised")
-        return Rule(grade, given.epsilon, given.metrics, dealt)
+        return find_rule(self.policy_for(view), dealt=self._is_dealt(view))
 
     def question(self, local: LocalRun, index: int | None, metric: Metric, target: Target) -> Question:
         """The run's question about the labels of this client's examples."""

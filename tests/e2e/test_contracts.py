@@ -21,10 +21,12 @@ from shared.schemas import EnrolmentStatus, EnrolmentView, RunStatus
 from shared.tasks import task_of
 from shared.wire.tensors import load_into, manifest_of
 from tests.helpers.processes import Deployment, deployment
+from tests.helpers.worker_crew import ALONE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 SHADES = {"dark": 20, "light": 230}
+WORKER = ("--task", "imagefolder", "--policy", str(ALONE))
 DARK_FIRST, LIGHT_FIRST = ("dark", "light"), ("light", "dark")
 
 
@@ -105,7 +107,7 @@ def test_each_run_trains_on_the_labels_of_its_own_contract(tmp_path: Path) -> No
     misspelt = config("misspelt", "dark", "lihgt", autostart=True)
     with deployment(tmp_path / "made") as made:
         made.start_coordinator()
-        made.start_worker("north", "--task", "imagefolder", "--data", str(tmp_path / "images"))
+        made.start_worker("north", *WORKER, "--data", str(tmp_path / "images"))
         for given in (*before, misspelt):
             made.create(given)
         wait_until_ready(made, "dark-1", "light-1")
@@ -138,7 +140,7 @@ def test_projects_of_other_classes_share_a_coordinator(tmp_path: Path) -> None:
     with deployment(tmp_path / "made") as made:
         made.start_coordinator()
         for site in sites:
-            made.start_worker(site, "--task", "imagefolder", "--data", str(tmp_path / site))
+            made.start_worker(site, *WORKER, "--data", str(tmp_path / site))
         misspelt = config("misspelt", "dark", "lihgt")
         for given in (config("shades", *DARK_FIRST), config("shapes", "round", "square"), misspelt):
             made.create(given)

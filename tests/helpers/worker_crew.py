@@ -19,7 +19,10 @@ from worker.main import run
 from worker.settings import WorkerSettings
 from worker.state import StoredCredential, write_credential
 
-__all__ = ["Member", "create", "keep", "settings", "worker"]
+__all__ = ["ALONE", "Member", "create", "keep", "settings", "worker"]
+
+ALONE = Path(__file__).with_name("alone.yaml")
+"""A policy for runs with one trainer."""
 
 
 def settings(at: Live, folder: Path, name: str, **more: Any) -> WorkerSettings:
@@ -33,6 +36,7 @@ def settings(at: Live, folder: Path, name: str, **more: Any) -> WorkerSettings:
         "threads": 1,
         "device": "cpu",
         "exit_when_finished": True,
+        "policy": ALONE,
     }
     return WorkerSettings(**(given | more))
 

@@ -109,13 +109,13 @@ def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
             {"algorithm": OWN},
             {},
             Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
-            f"algorithm '{OWN}' is not allowed at this site",
+            f"({OWN}; the default policy has algorithms: ['*'])",
         ),
         (
             {"algorithm": OWN},
             {"algorithms": "tests.worker.other:*"},
             Fault(FaultCode.ALGORITHM_NOT_ALLOWED),
-            f"--algorithms {OWN}",
+            f"({OWN}; --algorithms has algorithms: ['*', 'tests.worker.other:*'])",
         ),
     ],
 )

@@ -19,7 +19,9 @@ from shared.schemas import RunStatus, RunView
 from shared.tasks import load_task
 from shared.tasks.base import Split, Task
 from shared.wire.tensors import manifest_of
+from tests.helpers.worker_crew import ALONE
 from worker.faults import LocalFault
+from worker.policy.document import load_policy
 from worker.settings import WorkerSettings
 from worker.site import LocalRun, Site
 
@@ -102,8 +104,9 @@ def view(run: str, task: str, classes: tuple[str, ...], **config: Any) -> RunVie
 
 
 def site(folder: Path, task: str, told: list[str] | None = None, **more: Any) -> Site:
-    given = WorkerSettings(task=task, data=folder / "data", **more)
-    return Site(given, torch.device("cpu"), folder / "cache", (list[str]() if told is None else told).append)
+    given = WorkerSettings(task=task, data=folder / "data", policy=ALONE, **more)
+    say = (list[str]() if told is None else told).append
+    return Site(given, load_policy(given), torch.device("cpu"), folder / "cache", say)
 
 
 @pytest.fixture

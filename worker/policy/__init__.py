@@ -1,0 +1,175 @@
+"""What this site takes part in, and what it tells: its policy, for all its runs.
+
+:mod:`worker.policy.document` reads ``policy.yaml`` and joins it with the settings, :mod:`worker.policy.check`
+compares a run with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from shared.discrepancy import Metric
+from shared.frozen import Frozen
+from shared.left_out import OnBroken
+
+__all__ = [
+    "DEALT",
+    "OWN",
+    "Disclosure",
+    "Epsilon",
+    "OnChangedData",
+    "Policy",
+    "SitePolicy",
+    "Sizes",
+    "TargetKind",
+    "Tell",
+]
+
+Disclosure = Literal["none", "noised", "exact"]
+Sizes = Literal["exact", "rounded"]
+OnChangedData = Literal["enrol", "decline", "continue"]
+Tell = Literal["sentences", "full"]
+TargetKind = Literal["uniform", "explicit"]
+
+Epsilon = Annotated[float, Field(ge=0.001, le=100, allow_inf_nan=False)]
+_Strings = tuple[Annotated[str, Field(min_length=1, max_length=500)], ...]
+_Patterns = Annotated[_Strings, Field(min_length=1)]
+_Fewest = Annotated[int, Field(ge=1, strict=True)]
+_Most = _Fewest | None
+_Switch = Annotated[bool, Field(strict=True)]
+
+
+def _normalise_fingerprint(given: str) -> str:
+    digits = given.removeprefix("sha256:").replace(":", "").lower()
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ValueError("is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons")
+    return digits
+
+
+_Fingerprint = Annotated[str, AfterValidator(_normalise_fingerprint)]
+
+
+class Policy(Frozen):
+    """One field a key of ``policy.yaml``, in the order in which they are printed; None is no limit."""
+
+    runs: _Patterns = Field(
+        ("*",), description='Names of the runs that this site takes part in; `"skin-*"` is a pattern.'
+    )
+    coordinators: tuple[_Fingerprint, ...] = Field(
+        (),
+        description="SHA-256 fingerprints of the TLS certificates of the coordinators that this site talks "
+        "to, beside the usual check. Empty: that check alone.",
+    )
+    tasks: _Patterns = Field(
+        ("*", "*:*"),
+        description='Tasks that this site works on. `"*"` is every built-in one, `"ours.skin:*"` one\'s own '
+        "by import path.",
+    )
+    algorithms: _Patterns = Field(
+        ("*",),
+        description='Algorithms that a run may use here. `"*"` is every built-in one, `"ours.fedslow:*"` '
+        "one's own by import path.",
+    )
+    models: _Patterns = Field(
+        ("*", "torchvision:*"),
+        description='Models that a run may train here. `"*"` is every built-in one, and `"default"` among '
+        'them what the task takes by itself; `"torchvision:*"` are those of torchvision.',
+    )
+    most_parameters: _Most = Field(
+        100_000_000, description="Size of the largest model: all numbers in its tensors."
+    )
+    most_rounds: _Most = Field(1_000, description="Rounds of a run, at most.")
+    most_epochs: _Most = Field(50, description="Epochs of one round, at most.")
+    most_steps: _Most = Field(50_000, description="Steps of one round, at most, where a run counts in steps.")
+    largest_batch: _Most = Field(4_096, description="Examples in one batch, at most.")
+    fewest_trainers: _Fewest = Field(
+        2,
+        description="Trainers of a round, at least, when none is missing. Of two, each can compute the "
+        "other's update from the new model; of more, only the sum of the others'.",
+    )
+    fewest_updates: _Fewest = Field(
+        1,
+        description="Updates that a new model is made of, at least, when trainers are missing: the quorum.",
+    )
+    sums_only: _Switch = Field(
+        False,
+        description="Take part only where the coordinator learns sums alone (secure aggregation). No run "
+        "does that yet, so `true` declines all of them.",
+    )
+    disclosure: Disclosure = Field(
+        "noised",
+        description="What runs are told of the labels here: no discrepancy (`none`), one with noise "
+        "(`noised`), or the exact one (`exact`), from which the label counts can be computed.",
+    )
+    epsilon: Annotated[Epsilon, Field(strict=True)] = Field(
+        1.0, description="With `noised`: the privacy loss of one answer. Less is more noise."
+    )
+    metrics: tuple[Metric, ...] = Field(
+        ("kl",),
+        description="Metrics of the discrepancy that runs are answered by: `kl`, `l1`, `l2`, `cosine`.",
+    )
+    targets: tuple[TargetKind, ...] = Field(
+        ("uniform", "explicit"),
+        description="Targets of the discrepancy that runs are answered for: the uniform one, and one that a "
+        "run writes out (`explicit`), which then is the only one for ever.",
+    )
+    sizes: Sizes = Field(
+        "exact",
+        description="The number of examples as it is (`exact`), or to two significant digits (`rounded`).",
+    )
+    on_broken: OnBroken = Field(
+        "decline",
+        description="With files and rows that cannot be read: `decline` the run, or `skip` them, counted.",
+    )
+    on_changed_data: OnChangedData = Field(
+        "enrol",
+        description="When the data here have changed: `enrol` anew, `decline` the run, or `continue` where "
+        "the number of examples is the same.",
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description='Names in the data here that stand for a class of the run: `{"mel": "melanoma"}`.',
+    )
+    tell: Tell = Field(
+        "sentences",
+        description="Of a fault here the coordinator is told a sentence of a fixed set (`sentences`), or all "
+        "that this site's log says (`full`).",
+    )
+
+
+OWN = Policy()
+"""For data of the site's own."""
+
+DEALT = Policy(
+    most_parameters=None,
+    most_rounds=None,
+    most_epochs=None,
+    most_steps=None,
+    largest_batch=None,
+    fewest_trainers=1,
+    disclosure="exact",
+)
+"""For data that the run's partition deals: nobody's secret."""
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """What holds here, for data of the site's own and for data that a run's partition deals.
+
+    ``stated`` says where a key got its value, for this site's log: ``policy.yaml line 7``.
+    """
+
+    own: Policy = OWN
+    dealt: Policy = DEALT
+    stated: Mapping[str, str] = field(default_factory=dict)
+
+    def for_data(self, *, dealt: bool) -> Policy:
+        return self.dealt if dealt else self.own
+
+    def where(self, key: str) -> str:
+        return self.stated.get(key, "the default policy")

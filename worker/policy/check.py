@@ -1,0 +1,117 @@
+"""Whether a run is inside the site's policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from shared.config import RunConfig
+from shared.faults import Fault, FaultCode
+from shared.schemas import Role, RunView
+from worker.disclosure import NotDisclosed, Rule, check_rule
+from worker.faults import LocalFault
+from worker.policy import Policy, SitePolicy
+from worker.policy.document import format_value
+
+__all__ = ["allows", "check_run", "find_rule"]
+
+_LIMITS: Final = {
+    "most_parameters": FaultCode.MODEL_TOO_LARGE,
+    "most_rounds": FaultCode.TOO_MANY_ROUNDS,
+    "most_epochs": FaultCode.TOO_MANY_EPOCHS,
+    "most_steps": FaultCode.TOO_MANY_STEPS,
+    "largest_batch": FaultCode.BATCH_TOO_LARGE,
+    "fewest_trainers": FaultCode.TOO_FEW_TRAINERS,
+    "fewest_updates": FaultCode.TOO_FEW_UPDATES,
+}
+_DISCLOSURE: Final = {
+    FaultCode.NOTHING_TOLD: "disclosure",
+    FaultCode.OTHER_METRIC: "metrics",
+    FaultCode.TARGET_NOT_ALLOWED: "targets",
+    FaultCode.EMPTY_CLASS: "disclosure",
+}
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """The policy's key that speaks against a run, what of the run it is, and what the coordinator is told."""
+
+    key: str
+    asked: str
+    fault: Fault
+
+
+def check_run(view: RunView, site: SitePolicy, role: Role, *, dealt: bool) -> None:
+    """Raise :class:`worker.faults.LocalFault` with the first thing in which the run is outside the policy."""
+    policy = site.for_data(dealt=dealt)
+    for refusal in _find_refusals(view, policy, role, dealt):
+        key = refusal.key
+        stated = format_value(policy.model_dump(mode="json")[key])
+        detail = f"({refusal.asked}; {site.where(key)} has {key}: {stated})"
+        raise LocalFault(refusal.fault, f"{refusal.fault.sentence} {detail}")
+
+
+def find_rule(policy: Policy, *, dealt: bool) -> Rule:
+    """What the policy says of the discrepancy."""
+    return Rule(policy.disclosure, policy.epsilon, policy.metrics, policy.targets, dealt)
+
+
+def allows(patterns: Sequence[str], name: str) -> bool:
+    """Whether a pattern fits ``name``; import paths are fitted only by a pattern that is one, with a colon.
+
+    >>> allows(["*"], "fedprox"), allows(["*"], "theirs:Algorithm"), allows(["theirs:*"], "theirs:Algorithm")
+    (True, False, True)
+    """
+    return any(fnmatchcase(name, each) for each in patterns if (":" in each) == (":" in name))
+
+
+def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> Iterator[_Refusal]:
+    config = view.config
+    if not any(fnmatchcase(view.run, pattern) for pattern in policy.runs):
+        yield _Refusal("runs", view.run, Fault(FaultCode.RUN_NOT_ALLOWED))
+    if policy.sums_only:
+        yield _Refusal("sums_only", "updates in clear", Fault(FaultCode.SUMS_ONLY))
+    if not allows(policy.tasks, config.task):
+        yield _Refusal("tasks", config.task, Fault(FaultCode.TASK_NOT_ALLOWED))
+    algorithm, model = config.algorithm.name, config.model or "default"
+    if not allows(policy.algorithms, algorithm):
+        yield _Refusal("algorithms", algorithm, Fault(FaultCode.ALGORITHM_NOT_ALLOWED))
+    if not allows(policy.models, model):
+        yield _Refusal("models", model, Fault(FaultCode.MODEL_NOT_ALLOWED))
+    size = sum(math.prod(tensor.shape) for tensor in view.manifest)
+    yield from _find_excess("most_parameters", size, policy)
+    yield from _find_excess("most_rounds", config.rounds, policy)
+    if role is Role.TRAINER:
+        yield from _find_training_refusals(config, policy)
+        yield from _find_disclosure_refusals(view, policy, dealt)
+
+
+def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
+    local = config.local
+    steps = local.steps_range[1] if local.steps_range is not None else local.steps
+    yield from _find_excess("most_epochs", local.epochs or 0, policy)
+    yield from _find_excess("most_steps", steps or 0, policy)
+    yield from _find_excess("largest_batch", local.batch_size, policy)
+    yield from _find_excess("fewest_trainers", config.clients_expected, policy)
+    yield from _find_excess("fewest_updates", config.updates_needed, policy)
+
+
+def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:
+    allowed: int | None = getattr(policy, key)
+    if allowed is None or asked == allowed or (asked > allowed) == key.startswith("fewest"):
+        return
+    yield _Refusal(key, str(asked), Fault(_LIMITS[key], counts={"asked": asked, "allowed": allowed}))
+
+
+def _find_disclosure_refusals(view: RunView, policy: Policy, dealt: bool) -> Iterator[_Refusal]:
+    asked = view.config.weighting.discrepancy
+    if asked is None:
+        return
+    try:
+        check_rule(asked.metric, asked.target, len(view.classes), find_rule(policy, dealt=dealt))
+    except NotDisclosed as refused:
+        key = _DISCLOSURE[refused.code]
+        yield _Refusal(key, f"metric {asked.metric}, target {asked.target}", Fault(refused.code))

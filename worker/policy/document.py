@@ -1,0 +1,185 @@
+"""``policy.yaml``: read, joined with the settings beside it, and printed as an example."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from shared.documents import find_lines, parse_yaml
+from shared.problems import InvalidConfiguration
+from worker.policy import DEALT, OWN, Policy, SitePolicy
+
+if TYPE_CHECKING:
+    from worker.settings import WorkerSettings
+
+__all__ = [
+    "PolicyFile",
+    "format_policy",
+    "format_value",
+    "list_changes",
+    "load_policy",
+    "parse_policy",
+    "read_policy",
+]
+
+SETTINGS = (
+    "algorithms",
+    "disclosure",
+    "epsilon",
+    "metrics",
+    "sizes",
+    "on_broken",
+    "on_changed_data",
+    "labels",
+    "tell",
+)
+"""Keys that are settings of the worker, too."""
+
+_LARGEST_FILE = 1_000_000  # bytes
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """A policy as its file states it. ``lines``: of each key that is there."""
+
+    path: Path
+    policy: Policy
+    lines: Mapping[str, int]
+
+    def where(self, key: str) -> str:
+        return f"{self.path} line {self.lines[key]}"
+
+
+def read_policy(path: Path) -> PolicyFile:
+    """The policy in a file.
+
+    Raises:
+        InvalidConfiguration: it cannot be read or is not valid; names every line at fault.
+    """
+    return parse_policy(_read_text(path), path)
+
+
+def parse_policy(text: str, path: Path) -> PolicyFile:
+    """As :func:`read_policy`, of the text that stands at ``path``."""
+    document, lines = parse_yaml(text, path), find_lines(text)
+    if not isinstance(document, Mapping):
+        raise InvalidConfiguration(
+            f"{path} line 1: is no mapping of keys to values.",
+            hint="`feddisco worker policy --example` prints one.",
+        )
+    try:
+        policy = Policy.model_validate(document)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        said = sorted({(_find_line(lines, fault["loc"]), _describe(dict(fault))) for fault in faults})
+        raise InvalidConfiguration(
+            "; ".join(f"{path} line {line}: {what}" for line, what in said) + "."
+        ) from None
+    return PolicyFile(path, policy, {key: lines.get((key,), 1) for key in policy.model_fields_set})
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
+            raise InvalidConfiguration(f"{path} is larger than 1 MB, which no policy is.")
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"the policy {path} cannot be read: {error}.") from error
+
+
+def _find_line(lines: Mapping[tuple[str | int, ...], int], place: tuple[str | int, ...]) -> int:
+    """Of the item, or of the key that it stands under."""
+    return next(lines[place[:end]] for end in range(min(len(place), 2), -1, -1) if place[:end] in lines)
+
+
+def _describe(fault: Mapping[str, Any]) -> str:
+    key = str(fault["loc"][0])
+    if fault["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, Policy.model_fields, n=1)
+        return f"there is no key {key!r}" + (f", did you mean {near[0]}?" if near else "")
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message[:1].lower()}{message[1:]}, received {fault['input']!r:.80}"
+
+
+# ---------------------------------------------------------------- with the settings
+
+
+def load_policy(settings: WorkerSettings) -> SitePolicy:
+    """The policy that holds at this site.
+
+    A key is decided by the file, by its setting, or by default: :data:`worker.policy.DEALT` for data that the
+    run's partition deals, :data:`worker.policy.OWN` for others.
+
+    Raises:
+        InvalidConfiguration: the file is not valid, or a setting and a key of the file decide the same.
+    """
+    given = [name for name in SETTINGS if name in settings.model_fields_set]
+    values = {name: getattr(settings, name) for name in given}
+    if "algorithms" in values:
+        values["algorithms"] = (*OWN.algorithms, *settings.algorithms)
+    stated = {name: f"--{name.replace('_', '-')}" for name in given}
+    if settings.policy is not None:
+        file = read_policy(settings.policy)
+        for name in given:
+            if name in file.lines:
+                raise InvalidConfiguration(
+                    f"{stated[name]} (FEDDISCO_{name.upper()}) and {file.where(name)} decide the same.",
+                    hint="Remove one of the two; neither is preferred.",
+                )
+        values |= {key: getattr(file.policy, key) for key in file.lines}
+        stated |= {key: file.where(key) for key in file.lines}
+    return SitePolicy(OWN.model_copy(update=values), DEALT.model_copy(update=values), stated)
+
+
+# ---------------------------------------------------------------- printed
+
+
+def list_changes(file: PolicyFile) -> Iterator[str]:
+    """What a file changes of the defaults, a line each."""
+    stated, default = (policy.model_dump(mode="json") for policy in (file.policy, OWN))
+    changed = [key for key in stated if stated[key] != default[key]]
+    yield f"{file.path} is a valid policy. It changes {len(changed)} of {len(default)} keys:"
+    for key in changed:
+        now, before = format_value(stated[key]), format_value(default[key])
+        yield f"line {file.lines[key]}: {key}: {now} (default {before})"
+
+
+def format_policy(policy: Policy = OWN) -> str:
+    """A file that states ``policy`` in full, with a comment above each key."""
+    return "\n".join(_format_lines(policy))
+
+
+def _format_lines(policy: Policy) -> Iterator[str]:
+    yield "# What this site takes part in, and what it tells: feddisco worker --policy policy.yaml"
+    yield "# A key that is left out has the value of `feddisco worker policy --example`; null is no limit."
+    for key, value in policy.model_dump(mode="json").items():
+        yield ""
+        description = str(Policy.model_fields[key].description)
+        yield from textwrap.wrap(
+            description, 110, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+        )
+        yield f"{key}: {format_value(value)}"
+    yield ""
+
+
+def format_value(value: Any) -> str:
+    """As YAML, on one line.
+
+    >>> format_value(["*", "ours:*"]), format_value("noised"), format_value(None)
+    ("['*', 'ours:*']", 'noised', 'null')
+    """
+    readable = json.dumps(
+        value, ensure_ascii=False
+    ).isprintable()  # else PyYAML writes what it reads otherwise
+    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=readable, width=math.inf)[1:-2]
