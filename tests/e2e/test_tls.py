@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,17 +37,34 @@ def secured(authority: Path, tmp_path: Path) -> Iterator[Deployment]:
         yield made
 
 
-def test_a_run_over_tls(secured: Deployment, authority: Path) -> None:
+def fingerprint(folder: Path) -> str:
+    pem = (folder / "server.pem").read_text().partition("-----END CERTIFICATE-----")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[0] + pem[1])).hexdigest()
+
+
+def policy(folder: Path, name: str, fingerprint: str) -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(f"coordinators: ['{fingerprint}']\n")
+    return str(path)
+
+
+def test_a_run_over_tls(secured: Deployment, authority: Path, tmp_path: Path) -> None:
     url = secured.urls["coordinator"]
     assert url.startswith("https://")
     secured.start_worker("stranger")
-    secured.start_worker("site", "--ca-file", str(authority), "--partition", "run")
+    flags = ("--ca-file", str(authority), "--partition", "run")
+    secured.start_worker("site", *flags, "--policy", policy(tmp_path, "site", fingerprint(tmp_path)))
+    secured.start_worker("elsewhere", *flags, "--policy", policy(tmp_path, "elsewhere", "0" * 64))
     secured.create(run_config("secret", partition="iid:1", rounds=2))
     assert len(secured.digest("secret")) == 64
     refused = secured.wait_for(lambda: secured.log("stranger"), "the other worker says something")
     assert f"The certificate of {url} is not trusted" in refused
     assert "pass that authority's file with --ca-file" in refused
     assert "Traceback" not in refused
+    told = secured.wait_for(
+        lambda: secured.log("elsewhere"), "the worker of another coordinator says something"
+    )
+    assert "which is none of the coordinators in this site's policy. Nothing was sent." in told
     assert [client.client for client in secured.admin.clients()] == ["site"]
 
     shown = secured.console("run", "list", "--url", url, settings={"ca_file": authority})

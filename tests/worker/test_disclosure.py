@@ -134,6 +134,14 @@ def test_metrics_that_the_site_does_not_name_are_refused(book: Disclosures) -> N
     assert _refusal(book, _ask(metric="l1"), replace(NOISED, metrics=EVERY)) is None
 
 
+def test_targets_that_the_site_does_not_name_are_refused(book: Disclosures) -> None:
+    uniform, explicit = replace(NOISED, targets=("uniform",)), replace(NOISED, targets=("explicit",))
+    assert _refusal(book, _ask(target=(4, 3, 2, 1)), uniform) is FaultCode.TARGET_NOT_ALLOWED
+    assert _refusal(book, _ask(), explicit) is FaultCode.TARGET_NOT_ALLOWED
+    assert _refusal(book, _ask(), uniform) is None
+    assert _refusal(book, _ask(target=(4, 3, 2, 1)), explicit) is None
+
+
 def test_noise_cannot_hide_an_infinite_discrepancy(book: Disclosures) -> None:
     assert _refusal(book, _ask(target=(1, 1, 1, 0))) is FaultCode.EMPTY_CLASS
     assert book.answer(_ask(target=(1, 1, 1, 0)), EXACT).value == math.inf

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -71,6 +71,7 @@ POLICIES = st.builds(
 
 
 @settings(max_examples=30, deadline=None)
+@example(Policy(labels={"\x85": "\u2028 grün"}))
 @given(POLICIES)
 def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
     assert parse_policy(format_policy(policy), Path("policy.yaml")).policy == policy

@@ -179,7 +179,6 @@ def format_value(value: Any) -> str:
     >>> format_value(["*", "ours:*"]), format_value("noised"), format_value(None)
     ("['*', 'ours:*']", 'noised', 'null')
     """
-    readable = json.dumps(
-        value, ensure_ascii=False
-    ).isprintable()  # else PyYAML writes what it reads otherwise
+    # PyYAML writes some control characters, such as U+0085, so that it reads others: these are escaped
+    readable = json.dumps(value, ensure_ascii=False).isprintable()
     return yaml.safe_dump([value], default_flow_style=True, allow_unicode=readable, width=math.inf)[1:-2]
