@@ -37,7 +37,7 @@ def find_lines(text: str) -> dict[tuple[str | int, ...], int]:
     {(): 1, ('runs',): 1, ('runs', 0): 2, ('runs', 1): 3, ('labels',): 4, ('labels', 'mel'): 4}
     """
     found: dict[tuple[str | int, ...], int] = {(): 1}
-    for key, line, value in _find_entries(yaml.compose(text, _Loader)):  # type: ignore[no-untyped-call]
+    for key, line, value in _find_entries(yaml.compose(text, _Loader)):
         found[(key,)] = line
         found |= {(key, inner): inner_line for inner, inner_line, _ in _find_entries(value)}
     return found

@@ -118,6 +118,11 @@ class WorkerSettings(BaseSettings):
         ge=0,
         description="Which part of the partition to take, from 0. Without it, the lowest free one.",
     )
+    policy: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
+        None,
+        description="File that says which runs this site takes part in, and what it tells: "
+        "`feddisco worker policy --example` prints one.",
+    )
     disclosure: Disclosure | None = Field(
         None,
         description="What runs are told of this site's labels: no discrepancy (`none`), one with noise "
@@ -136,11 +141,6 @@ class WorkerSettings(BaseSettings):
     sizes: Sizes = Field(
         "exact",
         description="Whether runs are told the number of examples, or that number to two significant digits.",
-    )
-    policy: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
-        None,
-        description="File that says which runs this site takes part in, and what it tells: "
-        "`feddisco worker policy --example` prints one.",
     )
     device: str = Field(
         "auto", description="`auto` (CUDA, then MPS, then CPU), `cpu`, `mps`, `cuda` or `cuda:N`."
