@@ -34,7 +34,10 @@ from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
 from server.web import errors
-from server.web.middleware import BodyLimit, HeadAsGet, SecurityHeaders
+from server.web.admission import Admission, Gate
+from server.web.calls import Call
+from server.web.middleware import HeadAsGet, SecurityHeaders
+from server.web.protocol import Connections
 from server.web.security import Guard, KnownClient, hash_token, load_admin_token, load_viewer_token
 from server.web.sessions import Sessions
 from shared.problems import MissingToken, Problem, Unauthorised
@@ -42,7 +45,6 @@ from shared.versions import VERSION
 
 __all__ = ["create_app", "make_coordinator", "prepare"]
 
-JSON_BYTES = 2**20
 THREADS_SQLITE = 4
 """SQLite runs in this process: more threads only contend for its lock (12 take a third more CPU)."""
 THREADS_POSTGRES = 12
@@ -75,7 +77,17 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         row = await threads.run(store.client_by_token_hash, token_hash)
         return None if row is None else KnownClient(row.client, row.revoked_at is not None)
 
+    async def is_join_code(token_hash: str) -> bool:
+        return await threads.run(store.is_join_token, token_hash)
+
     admin_token = load_admin_token(settings)
+    guard = Guard(
+        admin=admin_token,
+        viewer=load_viewer_token(settings),
+        reading=settings.reading,
+        find=find,
+        is_join_code=is_join_code,
+    )
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
     )
@@ -85,6 +97,10 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         lambda: runner.delayed,
     )
     telemetry.watch("feddisco_event_streams", "Event streams that are open", lambda: hub.open_streams)
+    gate = Gate(settings, guard, telemetry.count_limit)
+    connections = Connections(settings, telemetry.note_refusal)
+    telemetry.watch("feddisco_open_uploads", "Uploads being received", lambda: gate.places[Call.UPLOAD].taken)
+    telemetry.watch("feddisco_connections", "Connections that are open", lambda: connections.places.taken)
     return Coordinator(
         settings=settings,
         clock=clock,
@@ -94,9 +110,9 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         faults=faults,
         hub=hub,
         threads=threads,
-        guard=Guard(
-            admin=admin_token, viewer=load_viewer_token(settings), reading=settings.reading, find=find
-        ),
+        guard=guard,
+        gate=gate,
+        connections=connections,
         sessions=Sessions(admin_token, clock),
         telemetry=telemetry,
         runner=runner,
@@ -144,8 +160,10 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.coordinator = coordinator
     count = coordinator.telemetry.count_problem
     sign_in = SignIn(coordinator.sessions, coordinator.guard.check_viewer_token, count, coordinator.clock)
-    errors.install(app, count, partial(_render_page, sign_in))
-    app.add_middleware(BodyLimit, max_bytes=JSON_BYTES)
+    respond = errors.make_responder(count, partial(_render_page, sign_in))
+    errors.install(app, respond)
+    stall_seconds = coordinator.settings.stall_seconds
+    app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeadAsGet)
     for router in api_routers():

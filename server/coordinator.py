@@ -24,7 +24,9 @@ from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
+from server.web.admission import Gate
 from server.web.grants import DownloadGrants
+from server.web.protocol import Connections
 from server.web.security import Guard
 from server.web.sessions import Sessions
 
@@ -57,6 +59,8 @@ class Coordinator:
     # who asks, who waits, what is counted
     guard: Guard
     sessions: Sessions
+    gate: Gate
+    connections: Connections
     grants: DownloadGrants = field(default_factory=DownloadGrants)
     presence: Presence
     hub: Hub

@@ -20,10 +20,12 @@ from server.clock import utc_now
 from server.monitoring.logs import logging_config
 from server.ownership import owning
 from server.settings import Settings, unknown_variables
+from server.web.protocol import bound_protocol
 from server.web.security import ADMIN_FILE, VIEWER_FILE
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
 if TYPE_CHECKING:
+    from server.coordinator import Coordinator
     from server.wakeups.hub import Hub
 
 __all__ = ["Server", "check_storage", "migrate", "options", "serve"]
@@ -219,7 +221,7 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     _raise_file_limit()
     coordinator = make_coordinator(settings)
     prepare(coordinator)
-    config = uvicorn.Config(create_app(coordinator), **options(settings))
+    config = uvicorn.Config(create_app(coordinator), **options(coordinator))
     server = Server(config, coordinator.hub)
     scheme = "https" if settings.tls_certificate is not None else "http"
     host, port = listener.getsockname()[:2]
@@ -235,8 +237,12 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     return 0 if server.started else 2
 
 
-def options(settings: Settings) -> dict[str, Any]:
+def options(coordinator: Coordinator) -> dict[str, Any]:
+    """Uvicorn's, for this coordinator."""
+    settings = coordinator.settings
     return {
+        "http": bound_protocol(coordinator.connections),
+        "ws": "none",
         "log_config": None,
         "access_log": settings.access_log,
         "server_header": False,

@@ -73,6 +73,54 @@ class Settings(BaseSettings):
     tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
     max_update_bytes: int = Field(8 * 2**30, ge=1, description="Largest file that may be uploaded, in bytes.")
+    max_json_bytes: int = Field(
+        2**20,
+        ge=2**16,
+        description="Largest JSON body of a call that brings lists (a run, an enrolment, an evaluation), in "
+        "bytes. Others may have 64 KiB.",
+    )
+    max_connections: int = Field(10_000, ge=16, description="Connections that are open at a time.")
+    max_connections_per_address: int = Field(
+        500, ge=4, description="Connections from one address; those of trusted proxies are not counted."
+    )
+    max_polls: int = Field(10_000, ge=1, description="Requests for work that wait at a time.")
+    max_polls_per_client: int = Field(4, ge=1, description="Requests for work of one client.")
+    max_streams: int = Field(4000, ge=1, description="Event streams (open pages) at a time.")
+    max_streams_per_address: int = Field(
+        1000, ge=1, description="Event streams of one address; those of this machine are not counted."
+    )
+    max_uploads: int = Field(256, ge=1, description="Uploads that are received at a time.")
+    max_uploads_per_client: int = Field(3, ge=1, description="Uploads of one client.")
+    max_downloads: int = Field(1000, ge=1, description="Downloads that are sent at a time.")
+    max_downloads_per_client: int = Field(8, ge=1, description="Downloads of one client.")
+    max_requests: int = Field(
+        1000, ge=16, description="All other requests (pages among them) that are answered at a time."
+    )
+    requests_per_minute: int = Field(6000, ge=1, description="Requests of one client.")
+    heartbeats_per_minute: int = Field(600, ge=1, description="Heartbeats of one client.")
+    changes_per_minute: int = Field(
+        600,
+        ge=1,
+        description="Messages of one client that may leave an event: enrolments, updates ...",
+    )
+    refused_uploads_per_minute: int = Field(
+        60, ge=1, description="Updates of one client that are refused; then it waits before the next."
+    )
+    registrations_per_minute: int = Field(600, ge=1, description="Registrations from one address.")
+    wrong_tokens_per_minute: int = Field(
+        60,
+        ge=1,
+        description="Wrong tokens from one address; then it waits, but with a token that was right before.",
+    )
+    header_seconds: float = Field(
+        20.0, gt=0, description="Within how many seconds a request's headers have to be here, once begun."
+    )
+    stall_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="Within how many seconds the next 32 KiB of a body (or its rest) have to come, or some "
+        "of an answer has to be read.",
+    )
     aggregation_threads: int = Field(
         1, ge=1, le=64, description="How many rounds, of different runs, may be aggregated at the same time."
     )

@@ -15,13 +15,14 @@
     ├── NotFound 404
     ├── NotSupported 405              MethodNotAllowed 405 · UnsupportedMediaType 415
     │                                 RangeNotSatisfiable 416
+    ├── RequestTimeout 408            HeadersTooLarge 431 · TooManyRequests 429
     ├── Conflict 409                  right request, wrong moment
     │   ├── NameTaken · WrongName · AlreadyEnrolled · ClassContractMismatch · IndexTaken
     │   ├── DiscrepancyAlreadySubmitted · IncompatibleVersion
     │   ├── IllegalTransition · WeightlessRound · ModelDiverged
     │   └── UpdateRefused             UpdateLate · UpdateStale · NotAParticipant
     │                                 UpdateAlreadyReceived · RunOver
-    └── ServiceFault 503              SchemaOutdated · StorageUnavailable
+    └── ServiceFault 503              SchemaOutdated · StorageUnavailable · Busy · QuotaExceeded
 
 A problem says what was wrong (``detail``), and what to do (``hint``); anything
 else a program could use (the tensor, the present state) goes into ``extra``.
@@ -36,12 +37,14 @@ from shared.texts import escape_controls
 
 __all__ = [
     "AlreadyEnrolled",
+    "Busy",
     "ClassContractMismatch",
     "Conflict",
     "DataUnfit",
     "DigestMismatch",
     "DiscrepancyAlreadySubmitted",
     "Forbidden",
+    "HeadersTooLarge",
     "IllegalTransition",
     "IncompatibleVersion",
     "IndexTaken",
@@ -59,13 +62,16 @@ __all__ = [
     "NotSafetensors",
     "NotSupported",
     "Problem",
+    "QuotaExceeded",
     "RangeNotSatisfiable",
+    "RequestTimeout",
     "RevokedToken",
     "RunOver",
     "SchemaOutdated",
     "ServiceFault",
     "StorageUnavailable",
     "TooLarge",
+    "TooManyRequests",
     "Truncated",
     "Unauthorised",
     "UnknownTensor",
@@ -246,6 +252,26 @@ class RangeNotSatisfiable(NotSupported):
     title = "The range asked for lies outside the file"
 
 
+class RequestTimeout(Problem):
+    code = "request-timeout"
+    status = 408
+    title = "The request did not arrive in time"
+
+
+class HeadersTooLarge(Problem):
+    code = "headers-too-large"
+    status = 431
+    title = "The headers are longer than any call needs"
+
+
+class TooManyRequests(Problem):
+    """``limit`` names the setting, ``retry_after_seconds`` says when to try again."""
+
+    code = "too-many-requests"
+    status = 429
+    title = "One client asks for more than its share"
+
+
 class Conflict(Problem):
     code = "conflict"
     status = 409
@@ -348,6 +374,20 @@ class SchemaOutdated(ServiceFault):
 class StorageUnavailable(ServiceFault):
     code = "storage-unavailable"
     title = "The database or the blob store does not answer"
+
+
+class Busy(ServiceFault):
+    """``limit`` names the setting."""
+
+    code = "busy"
+    title = "The coordinator has as much to do as it takes on"
+
+
+class QuotaExceeded(ServiceFault):
+    """``limit`` names the setting."""
+
+    code = "quota-exceeded"
+    title = "No more files are taken: the space for them is used up"
 
 
 def catalogue() -> dict[str, type[Problem]]:

@@ -43,6 +43,7 @@ _BY_STATUS = {  # for codes that a newer coordinator may have
     404: problems.NotFound,
     409: problems.Conflict,
     422: problems.InvalidRequest,
+    429: problems.TooManyRequests,
     503: problems.ServiceFault,
 }
 _RFC_9457 = ("type", "title", "status", "code", "detail", "hint")

@@ -82,8 +82,10 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
     )
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
         return _diagnose_local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
-    if isinstance(error, problems.ServiceFault):
+    if isinstance(error, problems.ServiceFault | problems.RequestTimeout):
         return Diagnosis(f"The coordinator at {url} cannot answer at the moment: {error}")
+    if isinstance(error, problems.TooManyRequests):
+        return Diagnosis(f"The coordinator at {url} asks this worker to wait: {error}")
     if error.remote and isinstance(error, problems.InvalidRequest):
         return Diagnosis(f"The coordinator at {url} does not accept the request: {error}")
     return Diagnosis(str(error), fatal)

@@ -27,6 +27,7 @@ from shared.problems import (
     Problem,
     ServiceFault,
     TooLarge,
+    TooManyRequests,
     Unauthorised,
 )
 from shared.texts import format_size
@@ -177,5 +178,5 @@ def concerns_all_runs(error: BaseException) -> bool:
     if isinstance(error, UnexpectedAnswer):
         return error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     if isinstance(error, Problem) and error.remote:
-        return isinstance(error, ServiceFault | Unauthorised | IncompatibleVersion)
+        return isinstance(error, ServiceFault | TooManyRequests | Unauthorised | IncompatibleVersion)
     return isinstance(error, OSError) or (isinstance(error, Problem) and isinstance(error.__cause__, OSError))

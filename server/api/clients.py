@@ -43,6 +43,7 @@ async def register(body: Registration, coordinator: Coordinator, request: Reques
         coordinator.clock(),
         join_hash=join_hash,
     )
+    coordinator.guard.remember(token)
     coordinator.hub.announce(None)
     return Credential(client=client, token=token, version=VERSION)
 

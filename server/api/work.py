@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from server.api.dependencies import Client, Coordinator
 from server.api.documents import as_json
@@ -21,13 +24,14 @@ Seconds = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds 
 
 
 @router.get("/work", response_model=Assignment)
-async def work(coordinator: Coordinator, client: Client, wait: Seconds = 0.0) -> Response:
+async def work(request: Request, coordinator: Coordinator, client: Client, wait: Seconds = 0.0) -> Response:
     """The next assignment; if there is none yet, holds the request for up to ``wait`` seconds."""
     end = time.monotonic() + wait
     threads, hub, assignments = coordinator.threads, coordinator.hub, coordinator.assignments
     if coordinator.presence.note(client):
         await threads.run(assignments.mark_returned, client)
-    with hub.polling(client) as waiter:  # before the query: nothing that is committed after it is missed
+    # before the query: nothing that is committed after it is missed
+    async with _noticing_end(request, hub.polling(client)) as waiter:
         while True:
             if (assignment := await threads.run(assignments.take_next, client)) is not None:
                 if isinstance(assignment, Train):
@@ -39,6 +43,23 @@ async def work(coordinator: Coordinator, client: Client, wait: Seconds = 0.0) ->
     # asked only now: most polls end with an assignment, and the reason must be of the moment it is read
     reason = SHUTTING_DOWN if hub.closed else await threads.run(assignments.explain_wait, client)
     return as_json(Wait(reason=reason))
+
+
+@asynccontextmanager
+async def _noticing_end(request: Request, polling: AbstractContextManager[Waiter]) -> AsyncIterator[Waiter]:
+    """The waiter leaves when the client hangs up: a poll that is cut on its way holds no place here."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        waiter.leave()
+
+    with polling as waiter:
+        watching = asyncio.ensure_future(watch())
+        try:
+            yield waiter
+        finally:
+            watching.cancel()
 
 
 async def _wait_for_news(coordinator: Coordinator, waiter: Waiter, seconds: float) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "ClientGrant",
     "JoinTokenRow",
     "add_join_token",
+    "is_join_token",
     "is_name_kept",
     "list_join_tokens",
     "revoke_join_token",
@@ -116,6 +117,12 @@ def use_join_token(connection: Writing, token_hash: str, now: dt.datetime) -> Cl
         )
     granted = sa.select(join_tokens.c.role, join_tokens.c.group, join_tokens.c.name)
     return ClientGrant(*connection.select(granted.where(join_tokens.c.token_hash == token_hash)).one())
+
+
+def is_join_token(connection: Reading, token_hash: str) -> bool:
+    """Whether it ever was one: used up, expired and revoked ones, too."""
+    statement = sa.select(join_tokens.c.id).where(join_tokens.c.token_hash == token_hash)
+    return connection.select(statement).first() is not None
 
 
 def list_join_tokens(connection: Reading) -> list[JoinTokenRow]:

@@ -254,6 +254,10 @@ class Store:
         """What the client's join token made of it."""
         return self._read(clients.read_grant, client)
 
+    def is_join_token(self, token_hash: str) -> bool:
+        """Whether it ever was one, usable or not."""
+        return self._read(join_tokens.is_join_token, token_hash)
+
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
         return self._read(join_tokens.list_join_tokens)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from server.lifecycle.effects import Effect, Record
+from shared.problems import Problem
 from shared.weightings import LedgerEntry
 
 __all__ = ["CONTENT_TYPE", "Telemetry"]
@@ -30,6 +31,12 @@ class Telemetry:
             "feddisco_problems",
             "Requests answered with a problem document, by its code",
             ["code"],
+            registry=self.registry,
+        )
+        self.limited = Counter(
+            "feddisco_limited",
+            "Requests and connections that a limit refused, by the setting",
+            ["setting"],
             registry=self.registry,
         )
         self.received = Counter(
@@ -75,6 +82,15 @@ class Telemetry:
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape."""
         Gauge(name, description, registry=self.registry).set_function(read)
+
+    def count_limit(self, setting: str) -> None:
+        self.limited.labels(setting).inc()
+
+    def note_refusal(self, problem: Problem) -> None:
+        """One that ended a connection, so that no answer of the application counted it."""
+        self.count_problem(problem.code)
+        if setting := problem.extra.get("limit"):
+            self.count_limit(setting)
 
     def count_problem(self, code: str) -> None:
         self.refusals.labels(code).inc()

@@ -33,13 +33,19 @@ class Waiter:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._event = asyncio.Event()
+        self._gone = False
 
     def wake(self) -> None:
         self._event.set()
 
+    def leave(self) -> None:
+        """Nobody waits any more: the client has hung up."""
+        self._gone = True
+        self._event.set()
+
     async def wait(self, seconds: float) -> bool:
         """Sleep until woken (True) or until the time is over (False). May be called again."""
-        if self._hub.closed:
+        if self._hub.closed or self._gone:
             return False
         try:
             async with asyncio.timeout(seconds):
@@ -47,7 +53,7 @@ class Waiter:
         except TimeoutError:
             return False
         self._event.clear()
-        return not self._hub.closed
+        return not (self._hub.closed or self._gone)
 
 
 class Stream(Waiter):

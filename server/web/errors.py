@@ -18,13 +18,15 @@ from shared.problems import (
     NotFound,
     Problem,
     RangeNotSatisfiable,
+    RequestTimeout,
     ServiceFault,
     TooLarge,
+    TooManyRequests,
     Unauthorised,
     UnsupportedMediaType,
 )
 
-__all__ = ["MEDIA_TYPE", "describe_invalid", "install", "render"]
+__all__ = ["MEDIA_TYPE", "Respond", "describe_invalid", "install", "make_responder", "render"]
 
 MEDIA_TYPE = "application/problem+json"
 SECRET, HIDDEN = "token", "(not shown)"
@@ -42,6 +44,8 @@ def render(problem: Problem) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(problem, ServiceFault):
         headers["Retry-After"] = RETRY_SECONDS
+    if isinstance(problem, TooManyRequests):
+        headers["Retry-After"] = str(problem.extra.get("retry_after_seconds", RETRY_SECONDS))
     if isinstance(problem, RangeNotSatisfiable) and "bytes" in problem.extra:
         headers["Content-Range"] = f"bytes */{problem.extra['bytes']}"
     return JSONResponse(problem.as_json(), problem.status, headers, media_type=MEDIA_TYPE)
@@ -80,6 +84,10 @@ def _translate_http(request: Request, error: HTTPException) -> Problem:
             return MethodNotAllowed(
                 f"{where} is not possible", hint="See /docs for the methods of this address."
             )
+        case 408:
+            return RequestTimeout(
+                f"the body of {where} stopped coming", hint="Send it again; look at the network on the way."
+            )
         case 413:
             return TooLarge(f"the body of {where} is larger than allowed")
         case 415:
@@ -88,18 +96,29 @@ def _translate_http(request: Request, error: HTTPException) -> Problem:
             return InvalidRequest(f"{where}: {error.detail}")
 
 
-def install(
-    app: FastAPI,
+Respond = Callable[[Request, Problem], Response]
+
+
+def make_responder(
     count: Callable[[str], None],
     page: Callable[[Request, Problem, Response], Response | None],
-) -> None:
-    """Register the handlers. ``count`` is called with each code; ``page`` may answer with a page instead."""
+) -> Respond:
+    """What answers a problem. ``count`` is called with each code; ``page`` may answer with a page instead."""
+
+    def respond(request: Request, problem: Problem) -> Response:
+        count(problem.code)
+        answer = render(problem)
+        return page(request, problem, answer) or answer
+
+    return respond
+
+
+def install(app: FastAPI, respond: Respond) -> None:
+    """Have every refusal and fault answered by ``respond``."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
-        count(error.code)
-        answer = render(error)
-        return page(request, error, answer) or answer
+        return respond(request, error)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,4 +1,4 @@
-"""What surrounds every request: HEAD, security headers, and a limit for bodies that are held in memory.
+"""What surrounds every request: HEAD and security headers. (Limits: ``server.web.admission``.)
 
 Plain ASGI: it costs almost nothing and never buffers a stream.
 """
@@ -6,13 +6,9 @@ Plain ASGI: it costs almost nothing and never buffers a stream.
 from __future__ import annotations
 
 import anyio
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.web.numbers import parse_whole
-
-__all__ = ["LARGEST_ANNOUNCED", "BodyLimit", "HeadAsGet", "SecurityHeaders"]
+__all__ = ["HeadAsGet", "SecurityHeaders"]
 
 CONTENT = b"default-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 HEADERS = [
@@ -20,8 +16,6 @@ HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
-TOO_LARGE = 413
-LARGEST_ANNOUNCED = 2**63 - 1
 
 
 class SecurityHeaders:
@@ -63,42 +57,6 @@ class HeadAsGet:
                 await send({"type": "http.response.body", "body": b""})
 
             await self.app({**scope, "method": "GET"}, receive, without_body)
-
-
-class BodyLimit:
-    """Refuses bodies over ``max_bytes``, announced or not. Uploads are streams with limits of their own.
-
-    (Starlette's own limit answers with plain text, whatever the application says.)
-    """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_upload(scope):
-            await self.app(scope, receive, send)
-            return
-        length = Headers(scope=scope).get("content-length", "0")
-        announced = parse_whole(length, LARGEST_ANNOUNCED)
-        taken = 0
-
-        async def limited() -> Message:
-            nonlocal taken
-            if announced is None or announced > self.max_bytes:
-                raise HTTPException(TOO_LARGE)
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self.max_bytes:
-                raise HTTPException(TOO_LARGE)
-            return message
-
-        await self.app(scope, limited, send)
-
-
-def _is_upload(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "PUT" and (path.endswith("/update") or _is_blob(scope))
 
 
 def _is_blob(scope: Scope) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "Asking",
     "Guard",
     "KnownClient",
+    "find_bearer",
     "hash_token",
     "is_local",
     "load_admin_token",
@@ -42,6 +43,7 @@ __all__ = [
 
 CACHE_SECONDS = 2.0
 CACHE_ENTRIES = 10_000
+FAMILIAR_SECONDS = 3600.0
 ADMIN = "admin"
 ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
 PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
@@ -63,13 +65,19 @@ def are_same(left: str, right: str) -> bool:
 
 def read_bearer(authorization: str | None) -> str:
     """The token of an ``Authorization: Bearer`` header; raises :class:`MissingToken` if there is none."""
-    scheme, _, token = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
+    token = find_bearer(authorization)
+    if token is None:
         raise MissingToken(
             "the request has no `Authorization: Bearer` header",
             hint="Clients get a token at registration; the admin token is in the coordinator's data folder.",
         )
-    return token.strip()
+    return token
+
+
+def find_bearer(authorization: str | None) -> str | None:
+    """The token of an ``Authorization: Bearer`` header, if there is one."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def read_viewer_password(authorization: str | None) -> str:
@@ -164,7 +172,8 @@ class KnownClient:
 class Guard:
     """Tells admin, client and viewer tokens apart, and says who reads without one.
 
-    ``find`` looks a client up by its token's hash. Answers are remembered for :data:`CACHE_SECONDS`, so a
+    ``find`` looks a client up by its token's hash, ``is_join_code`` says of a hash whether it was ever one of
+    a join token. Answers are remembered for :data:`CACHE_SECONDS`, so a
     revocation made by another coordinator process takes effect after that time at the latest; one made
     here takes effect at once (:meth:`forget`).
     """
@@ -176,12 +185,15 @@ class Guard:
         viewer: str | None,
         reading: Reading,
         find: Callable[[str], Awaitable[KnownClient | None]],
+        is_join_code: Callable[[str], Awaitable[bool]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = hash_token(admin)
         self._viewer = hash_token(viewer) if viewer is not None else None
         self._reading = reading
         self._find = find
+        self._is_join_code = is_join_code
+        self._familiar: TTLCache[str, None] = TTLCache(CACHE_ENTRIES, FAMILIAR_SECONDS, timer=monotonic)
         self._known: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
     def is_admin(self, token: str) -> bool:
@@ -200,7 +212,25 @@ class Guard:
         known = self._known.get(hashed)
         if known is None:
             known = self._known[hashed] = await self._look_up(hashed)
+            self._familiar[hashed] = None
         return known
+
+    async def require_join_code(self, token: str) -> None:
+        """Whether a registration is worth reading; it may be used up or revoked."""
+        hashed = hash_token(token)
+        if hashed not in self._familiar:
+            if not await self._is_join_code(hashed):
+                raise WrongToken("the join code is not known here", hint="Ask the coordinator's operator.")
+            self._familiar[hashed] = None
+
+    def remember(self, token: str) -> None:
+        """It was made here just now."""
+        self._familiar[hash_token(token)] = None
+
+    def is_familiar(self, token: str) -> bool:
+        """Whether it is no guess: it was right within the last hour, or is the admin's or the viewers'."""
+        hashed = hash_token(token)
+        return hashed in self._familiar or self._reads_all(hashed)
 
     async def require_client_or_admin(self, token: str) -> str | None:
         """The client's id, None for the admin."""

@@ -161,7 +161,7 @@ def live(database_url: str, folder: Path, clock: Clock | None = None, **settings
     given = settings_for(database_url, folder, **settings)
     coordinator = make_coordinator(given, clock)
     prepare(coordinator)
-    config = uvicorn.Config(create_app(coordinator), port=0, **options(given))
+    config = uvicorn.Config(create_app(coordinator), port=0, **options(coordinator))
     server = Server(config, coordinator.hub)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -19,7 +19,7 @@ from feddisco.admin import AdminClient, connect
 from feddisco.settings import ConsoleSettings
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import InvalidConfiguration, Problem, TooLarge
-from shared.schemas import Progress, Registration
+from shared.schemas import JoinTokenRequest, Progress, Registration
 from tests.helpers.http_servers import Answer, Request, http_server
 from tests.helpers.proxies import pour
 from worker.answers import LONG_BYTES, SHORT_BYTES, UnexpectedAnswer
@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[AdminClient], object]] = {
     "work": lambda client: client.work(0),
     "progress": lambda client: client.progress("demo", 1, Progress(attempt=1)),
     "leave": lambda client: client.leave("demo"),
-    "invite": lambda client: client.invite(),
+    "invite": lambda client: client.invite(JoinTokenRequest()),
 }
 SHORT = ("register", "work", "progress", "leave", "invite")
 

@@ -215,3 +215,23 @@ def test_a_web_proxy_that_asks_for_a_password(monkeypatch: pytest.MonkeyPatch) -
                 client.work(0)
             sentence = diagnose(caught.value, address).sentence
             assert "a web proxy asks for a name and a password (407)" in sentence
+
+
+def test_a_coordinator_that_asks_to_wait_is_waited_for(at: Live, tmp_path: Path) -> None:
+    """429 costs no attempt, whatever it answers."""
+    asked: list[str] = []
+
+    def ask_to_wait(method: str, path: str, _length: int) -> Answer | None:
+        if path.startswith("/api/v1/clients") or asked.count(path) >= 2:
+            return None
+        asked.append(path)
+        body = b'{"code": "too-many-requests", "detail": "north has 3 uploads open already"}'
+        return Answer(429, body, {"Content-Type": "application/problem+json", "Retry-After": "2"})
+
+    create(at, min_clients=1, rounds=1, max_attempts=1, weighting={"kind": "sizes"})
+    with proxy(at.url, ask_to_wait) as url:
+        member = worker(at, tmp_path, "site", url=url)
+        assert member.join() == 0
+    assert "asks this worker to wait: north has 3 uploads open already" in member.log
+    assert at.run()["status"] == "completed"
+    assert any("/update" in path for path in asked)

@@ -122,7 +122,7 @@ def test_every_kind_of_refusal_is_a_problem_document(at: Live) -> None:
     http = at.http()
     for answer, status, code in (
         (http.get("/nothing"), 404, "not-found"),
-        (http.put("/runs"), 405, "method-not-allowed"),
+        (at.admin.put("/runs"), 405, "method-not-allowed"),
         (at.admin.post("/runs", content="{"), 422, "invalid-request"),
         (at.admin.post("/runs", content=b'"' + b"x" * 2**20 + b'"'), 413, "too-large"),
         (http.get("/runs/%00"), 422, "invalid-request"),

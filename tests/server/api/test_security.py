@@ -38,11 +38,21 @@ class Clients:
         self.asked += 1
         return self.rows.get(hashed)
 
+    async def is_join_code(self, hashed: str) -> bool:
+        self.asked += 1
+        return hashed == hash_token(JOIN)
+
 
 def guard(clients: Clients, now: list[float] | None = None) -> Guard:
     ticks = now if now is not None else [0.0]
-    find = clients.find
-    return Guard(admin=ADMIN, viewer=VIEWER, reading="closed", find=find, monotonic=lambda: ticks[0])
+    return Guard(
+        admin=ADMIN,
+        viewer=VIEWER,
+        reading="closed",
+        find=clients.find,
+        is_join_code=clients.is_join_code,
+        monotonic=lambda: ticks[0],
+    )
 
 
 def test_missing_wrong_and_revoked_are_told_apart() -> None:

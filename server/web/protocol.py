@@ -1,0 +1,180 @@
+"""What happens on a connection before and after a request: bounds for connections, headers and dead ends.
+
+Uvicorn bounds none of these; in all else it does as before. The application sees nothing of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.settings import Settings
+from server.web.limits import Places
+from shared.addresses import is_loopback
+from shared.problems import Busy, HeadersTooLarge, Problem, RequestTimeout, TooManyRequests
+
+__all__ = ["HEADER_BYTES", "Connections", "bound_protocol"]
+
+HEADER_BYTES = 2**16
+"""Of a request line with its headers."""
+
+
+class Connections:
+    """The places for connections in one process, and how long one may stand still.
+
+    ``note`` is called with each problem that ends a connection.
+    """
+
+    def __init__(self, settings: Settings, note: Callable[[Problem], None]) -> None:
+        self.places = Places(
+            "connections",
+            most=settings.max_connections,
+            setting="max_connections",
+            most_each=settings.max_connections_per_address,
+            setting_each="max_connections_per_address",
+        )
+        self.header_seconds = settings.header_seconds
+        self.stall_seconds = settings.stall_seconds
+        self.note = note
+
+
+def bound_protocol(connections: Connections) -> type[HttpToolsProtocol]:
+    """Uvicorn's HTTP/1.1, within the bounds of ``connections``."""
+
+    class Bounded(_BoundedProtocol):
+        bounds = connections
+
+    return Bounded
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """One connection. A timer runs while headers are awaited, a refused body goes on, or nobody reads."""
+
+    bounds: Connections
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._place = ExitStack()
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._in_head = True
+        self._head_bytes = 0
+        self._request_ended = False
+
+    # ------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        try:
+            self._place.enter_context(self.bounds.places.hold(self._find_crowd()))
+        except (Busy, TooManyRequests) as problem:
+            self._refuse(problem)
+        else:
+            self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_write_timer()
+        self._place.close()
+        super().connection_lost(exc)
+
+    def _find_crowd(self) -> str | None:
+        """The other end's address; None for a proxy that is trusted to say whom it speaks for."""
+        address = self.client[0] if self.client else ""
+        proxies = self.config.forwarded_allow_ips
+        trusted = proxies.split(",") if isinstance(proxies, str) else proxies
+        return None if is_loopback(address) or {address, "*"} & set(trusted) else address
+
+    # ------------------------------------------------------------ in
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._request_ended:  # also by stray bytes between requests
+            self._begin_head()
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(HeadersTooLarge(f"the headers have more than {HEADER_BYTES} bytes"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._in_head:  # one that follows in the same packet
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._request_ended = True
+        if self.cycle is not None and self.cycle.response_complete:  # refused before its body was here
+            self._start_timer(self.timeout_keep_alive, self._close)
+
+    def _begin_head(self) -> None:
+        self._in_head, self._head_bytes, self._request_ended = True, 0, False
+        self._start_timer(self.bounds.header_seconds, self._refuse_slow_head)
+
+    def _refuse_slow_head(self) -> None:
+        self._refuse(
+            RequestTimeout(
+                f"no whole headers came within {self.bounds.header_seconds:g} s of their beginning"
+            )
+        )
+
+    # ------------------------------------------------------------ out
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._request_ended and not self._in_head:  # the rest of the body is thrown away as it comes
+            self._start_timer(self.bounds.stall_seconds, self._close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.bounds.stall_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    # ------------------------------------------------------------ ends
+
+    def _refuse(self, problem: Problem) -> None:
+        self.bounds.note(problem)
+        self._stop_timer()
+        body = json.dumps(problem.as_json()).encode()
+        head = [
+            STATUS_LINE[problem.status],
+            b"content-type: application/problem+json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        ]
+        self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+
+    def _close(self) -> None:
+        self._stop_timer()
+        self.transport.close()
+
+    def _start_timer(self, seconds: float, end: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
