@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.plan import Cell
+from experiments.plan import Cell, configuration
 from experiments.tables import BASE, methods, settings
 from shared import statistics
+from shared.weightings.base import Need
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,13 @@ def _panels(figure: Figure, evidence: Evidence) -> list[str | None]:
 def _painter(figure: Figure, evidence: Evidence, setting: str | None) -> Callable[[Axes], None]:
     if setting is None:
         return lambda axes: _levels(axes, figure, evidence)
-    paint = {"curves": _accuracies, "variance": _variances, "heatmap": _heatmap, "categories": _categories}
+    paint = {
+        "curves": _accuracies,
+        "variance": _variances,
+        "heatmap": _heatmap,
+        "categories": _categories,
+        "needs": _needs,
+    }
     return partial(paint[figure.kind], evidence, setting)
 
 
@@ -216,6 +223,45 @@ def _categories(evidence: Evidence, setting: str, axes: Axes) -> None:
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel("test accuracy, %")
     axes.legend(fontsize=7)
+
+
+LEVELS = {
+    None: "sizes",
+    Need.NUMBER: "one number",
+    Need.COUNTS: "label counts",
+    Need.START_LOSS: "losses",
+    Need.END_LOSS: "losses",
+    Need.UPDATES: "updates",
+    Need.DATA: "data",
+}
+"""What has to be known, from the least to the most."""
+
+
+def level_of(cell: Cell) -> str:
+    """The most that the cell's weighting has to know.
+
+    >>> level_of(Cell("cifar10-40-10", "fedavg", "qfedavg"))
+    'updates'
+    """
+    needs = configuration(cell, 0).weighting.needs
+    return LEVELS[max(needs, key=list(LEVELS).index, default=None)]
+
+
+def _needs(evidence: Evidence, setting: str, axes: Axes) -> None:
+    """The table's measure of each weighting over what it has to know, with its deviation over the seeds."""
+    levels = list(dict.fromkeys(LEVELS.values()))
+    drawn: dict[str, int] = dict.fromkeys(levels, 0)
+    for at, (cell, _) in enumerate(_of(evidence, setting)):
+        level, spread = level_of(cell), statistics.mean_and_deviation(list(evidence.values(cell).values()))
+        place = levels.index(level) + 0.16 * (drawn[level] - 1.5)
+        drawn[level] += 1
+        axes.errorbar(place, spread.mean, spread.deviation or 0.0, marker="o", capsize=3, color=f"C{at % 10}")
+        axes.annotate(
+            cell.resolved, (place, spread.mean), xytext=(3, 3), textcoords="offset points", fontsize=6
+        )
+    axes.set_xticks(range(len(levels)), levels)
+    axes.set_xlim(-0.6, len(levels) - 0.4)
+    axes.set(xlabel="what has to be known of the clients", ylabel="test accuracy, %")
 
 
 def _last_per_category(curve: Curve) -> Sequence[float]:

@@ -13,8 +13,15 @@ from pydantic import ValidationError
 from experiments.tables import BASE, Table, methods, settings
 from shared.config import DiscoWeighting, RunConfig
 from shared.problems import InvalidConfiguration
+from shared.weightings import available
 
 __all__ = ["Cell", "PlannedRun", "cells", "configuration", "expand", "quickened", "weighting_of"]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qfedavg-q0.1": {"kind": "qfedavg", "q": 0.1},
+    "fedlws-a0.9-b0.05": {"kind": "fedlws", "mean": {"kind": "disco", "a": 0.9, "b": 0.05}},
+}
+"""Other weightings than Disco with options of their own."""
 
 METRICS = {"disco-l1": "l1", "disco-l2": "l2", "disco-cosine": "cosine"}
 STANDARD = DiscoWeighting()
@@ -133,19 +140,22 @@ def configuration(cell: Cell, seed: int) -> RunConfig:
 
 
 def weighting_of(name: str, disco: dict[str, Any]) -> dict[str, Any]:
-    """A weighting by its name in a table: sizes, uniform, disco, disco-METRIC or aA-bB.
+    """A weighting by its name in a table: a kind, disco-METRIC, aA-bB, or one of :data:`VARIANTS`.
 
     >>> weighting_of("a0.2-b0.05", {})
     {'kind': 'disco', 'a': 0.2, 'b': 0.05}
     """
-    if name in ("sizes", "uniform"):
-        return {"kind": name}
     if name == "disco":
         return {"kind": "disco", **disco}
+    if name in available():
+        return {"kind": name}
+    if name in VARIANTS:
+        return VARIANTS[name]
     if name in METRICS:
         return {"kind": "disco", "metric": METRICS[name], **disco}
     if pair := re.fullmatch(r"a([\d.]+)-b([\d.]+)", name):
         return {"kind": "disco", "a": float(pair[1]), "b": float(pair[2]), **disco}
     raise InvalidConfiguration(
-        f"weighting {name!r} is not known", hint="sizes, uniform, disco, disco-METRIC or aA-bB."
+        f"weighting {name!r} is not known",
+        hint=f"{', '.join((*available(), *VARIANTS))}, disco-METRIC or aA-bB.",
     )

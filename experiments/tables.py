@@ -117,9 +117,11 @@ class Quick(Frozen):
 
 
 class Figure(Frozen):
-    """A picture: accuracy by round, the gain over a grid, a value by level, or accuracy by category."""
+    """A picture: accuracy by round, the gain over a grid, a value by level, accuracy by category, or by what
+    a weighting has to know.
+    """
 
-    kind: Literal["curves", "heatmap", "levels", "categories", "variance"]
+    kind: Literal["curves", "heatmap", "levels", "categories", "variance", "needs"]
     title: str
     label: str = Field("", description="levels: what the levels are")
     levels: tuple[float, ...] = Field((), description="one for each setting")
