@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from pydantic import ValidationError
+from typer.core import TyperGroup
 
 from feddisco.flags import add_flags
 from feddisco.settings import CONNECTION, ConsoleSettings
@@ -650,6 +651,79 @@ def verify_all(
 
     ok = print_report(verify_storage(_coordinator_settings(flags)), as_json, typer.echo)
     raise typer.Exit(0 if ok else 1)
+
+
+class _BackupGroup(TyperGroup):
+    """``backup DIR`` is ``backup create DIR``."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["create", *args]
+        return super().parse_args(context, args)
+
+
+backup_app = typer.Typer(
+    cls=_BackupGroup, help="Back up database and files: feddisco backup DIR.", no_args_is_help=True
+)
+app.add_typer(backup_app, name="backup")
+
+
+@backup_app.command("create")
+@add_flags(Settings, "data_folder", "database_url")
+def backup_create(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the snapshots.")],
+    keep: Annotated[int | None, typer.Option(min=1, help="Remove all but so many newest snapshots.")] = None,
+    **flags: Any,
+) -> None:
+    """Add a snapshot of database and files; only new files are copied. The coordinator may run."""
+    from feddisco.backup import back_up
+
+    typer.echo(back_up(_coordinator_settings(flags), folder, keep))
+
+
+@backup_app.command("verify")
+def backup_verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the snapshots.")],
+    snapshot: Annotated[str | None, typer.Option(help="Its name. Without it, the newest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare a snapshot with what was written. The exit code is 0 if all is well, 1 if anything is wrong."""
+    from feddisco.backup import verify_backup
+    from feddisco.verify import print_report
+
+    raise typer.Exit(0 if print_report(verify_backup(folder, snapshot), as_json, typer.echo) else 1)
+
+
+@app.command("restore")
+@add_flags(Settings, "data_folder", "database_url")
+def restore_backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the snapshots.")],
+    snapshot: Annotated[str | None, typer.Option(help="Its name. Without it, the newest.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a database that holds data.")] = False,
+    revocations: Annotated[
+        Path | None, typer.Option(help="The coordinator's revocations.jsonl, if its data folder is lost.")
+    ] = None,
+    no_later_revocations: Annotated[
+        bool, typer.Option("--no-later-revocations", help="No token was revoked since the snapshot.")
+    ] = False,
+    revoke_all: Annotated[
+        bool, typer.Option("--revoke-all", help="It is not known which were: revoke every token.")
+    ] = False,
+    **flags: Any,
+) -> None:
+    """Make database and files what a snapshot holds, while the coordinator is stopped."""
+    from feddisco.backup import restore
+
+    typer.echo(
+        restore(
+            _coordinator_settings(flags),
+            folder,
+            name=snapshot,
+            replace=replace,
+            later="all" if revoke_all else "none" if no_later_revocations else "known",
+            revocations=revocations,
+        )
+    )
 
 
 POSIX_ONLY = ("fcntl", "resource")

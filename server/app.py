@@ -20,6 +20,7 @@ from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
+from server.revocations import FILE, Revocations
 from server.runs.assignments import Assignments
 from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
@@ -118,7 +119,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, settings.max_update_bytes, clock),
-        enrolments=Enrolments(store, runner, clock),
+        enrolments=Enrolments(store, runner, Revocations(settings.data_folder / FILE), clock),
         assignments=Assignments(store, runner, clock),
         scrub=Scrub(
             store=store,
@@ -210,6 +211,7 @@ def prepare(coordinator: Coordinator) -> None:
         coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
     coordinator.timekeeper.start()
     coordinator.faults.load()
+    coordinator.enrolments.apply_revocations(coordinator.enrolments.revocations.read(), ACTOR)
 
 
 @asynccontextmanager

@@ -88,4 +88,4 @@ async def list_join_tokens(coordinator: Coordinator, _admin: Admin) -> list[Join
 @router.delete("/join-tokens/{token}", status_code=204)
 async def revoke_join_token(token: TokenId, coordinator: Coordinator, admin: Admin) -> None:
     """Revoke a join token. Clients that joined with it stay."""
-    await coordinator.threads.run(coordinator.store.revoke_join_token, token, admin, coordinator.clock())
+    await coordinator.threads.run(coordinator.enrolments.revoke_join_token, token, admin)

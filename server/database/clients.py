@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 
@@ -18,7 +18,10 @@ from shared.schemas import ClientView, EnrolmentStatus, RunStatus
 __all__ = [
     "find_by_token_hash",
     "find_registered",
+    "find_token_hash",
     "list_clients",
+    "list_token_hashes",
+    "list_unrevoked",
     "lock_open_runs_of",
     "mark_seen",
     "read_grant",
@@ -147,6 +150,24 @@ def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bo
             f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
         )
     return False
+
+
+def find_token_hash(connection: Reading, client: str) -> str | None:
+    """Of the client's token; None for no such client."""
+    found: str | None = connection.select(
+        sa.select(clients.c.token_hash).where(clients.c.client == client)
+    ).scalar()
+    return found
+
+
+def list_token_hashes(connection: Reading) -> list[str]:
+    return list(connection.select(sa.select(clients.c.token_hash)).scalars())
+
+
+def list_unrevoked(connection: Reading, token_hashes: Collection[str]) -> list[str]:
+    """Clients whose token is one of these and is still accepted."""
+    chosen = sa.and_(clients.c.token_hash.in_(token_hashes), clients.c.revoked_at.is_(None))
+    return list(connection.select(sa.select(clients.c.client).where(chosen)).scalars())
 
 
 def lock_open_runs_of(connection: Writing, client: str) -> list[str]:

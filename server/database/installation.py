@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from server.database.session import Reading, Writing
 from server.database.tables import installation
 
-__all__ = ["make_id", "note_alive", "read_time"]
+__all__ = ["last_alive", "make_id", "note_alive", "read_time"]
 
 
 def make_id(connection: Writing, now: dt.datetime) -> str:
@@ -26,6 +26,13 @@ def note_alive(connection: Writing, now: dt.datetime) -> dt.datetime | None:
     before = connection.select(sa.select(installation.c.alive_at).with_for_update()).scalar_one_or_none()
     connection.execute(installation.update().values(alive_at=now))
     return before
+
+
+def last_alive(connection: Reading) -> dt.datetime | None:
+    """When a coordinator last noted that it is alive; None: never, or there are no tables yet."""
+    if not connection.has_table(installation.name):
+        return None
+    return connection.select(sa.select(installation.c.alive_at)).scalar_one_or_none()
 
 
 def read_time(connection: Reading) -> dt.datetime:

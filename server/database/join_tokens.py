@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
@@ -17,9 +18,12 @@ __all__ = [
     "ClientGrant",
     "JoinTokenRow",
     "add_join_token",
+    "find_join_hash",
     "is_join_token",
     "is_name_kept",
+    "list_join_hashes",
     "list_join_tokens",
+    "list_unrevoked_tokens",
     "revoke_join_token",
     "use_join_token",
 ]
@@ -138,6 +142,24 @@ def list_join_tokens(connection: Reading) -> list[JoinTokenRow]:
         join_tokens.c.name,
     ).order_by(join_tokens.c.id)
     return [JoinTokenRow(*row) for row in connection.select(statement)]
+
+
+def find_join_hash(connection: Reading, token: int) -> str | None:
+    """None for no such token."""
+    found: str | None = connection.select(
+        sa.select(join_tokens.c.token_hash).where(join_tokens.c.id == token)
+    ).scalar()
+    return found
+
+
+def list_join_hashes(connection: Reading) -> list[str]:
+    return list(connection.select(sa.select(join_tokens.c.token_hash)).scalars())
+
+
+def list_unrevoked_tokens(connection: Reading, token_hashes: Collection[str]) -> list[int]:
+    """Ids of the join tokens that are among these and not revoked."""
+    chosen = sa.and_(join_tokens.c.token_hash.in_(token_hashes), join_tokens.c.revoked_at.is_(None))
+    return list(connection.select(sa.select(join_tokens.c.id).where(chosen)).scalars())
 
 
 def revoke_join_token(connection: Writing, token: int, actor: str, now: dt.datetime) -> None:

@@ -9,7 +9,7 @@ Every method raises :class:`shared.problems.StorageUnavailable` if the database 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -258,6 +258,25 @@ class Store:
         """Whether it ever was one, usable or not."""
         return self._read(join_tokens.is_join_token, token_hash)
 
+    def token_hash_of(self, client: str) -> str | None:
+        """None for no such client."""
+        return self._read(clients.find_token_hash, client)
+
+    def join_hash_of(self, token: int) -> str | None:
+        """None for no such join token."""
+        return self._read(join_tokens.find_join_hash, token)
+
+    def unrevoked(self, token_hashes: Collection[str]) -> tuple[list[str], list[int]]:
+        """Clients and join tokens that are among these and still accepted."""
+        return (
+            self._read(clients.list_unrevoked, token_hashes),
+            self._read(join_tokens.list_unrevoked_tokens, token_hashes),
+        )
+
+    def token_hashes(self) -> list[str]:
+        """Of all clients and join tokens."""
+        return self._read(clients.list_token_hashes) + self._read(join_tokens.list_join_hashes)
+
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
         return self._read(join_tokens.list_join_tokens)
@@ -351,6 +370,10 @@ class Store:
     def note_alive(self, now: dt.datetime) -> dt.datetime | None:
         """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
         return self._writer.write(lambda connection: installation.note_alive(connection, now), durable=False)
+
+    def last_alive(self) -> dt.datetime | None:
+        """When a coordinator last noted that it is alive; None: never."""
+        return self._read(installation.last_alive)
 
     def read_time(self) -> dt.datetime:
         """PostgreSQL only: its time of day."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -17,6 +17,7 @@ from server.lifecycle.events import (
     EnrolmentApproved,
     EnrolmentRefused,
 )
+from server.revocations import Revocations
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
 from shared.discrepancy import check_possible
@@ -89,6 +90,7 @@ class Enrolments:
 
     store: Store
     runner: Runner
+    revocations: Revocations
     clock: Callable[[], dt.datetime]
 
     def enrol(self, run: str, client: str, request: EnrolmentRequest, layout: RunLayout) -> EnrolmentAnswer:
@@ -154,5 +156,24 @@ class Enrolments:
 
     def revoke(self, client: str, actor: str) -> None:
         """Revoke the client's token; it leaves every open run in the same transaction."""
-        for run, decision in self.store.revoke(client, actor, self.clock()):
+        now = self.clock()
+        if (token_hash := self.store.token_hash_of(client)) is not None:
+            self.revocations.add(token_hash, "client", now)
+        for run, decision in self.store.revoke(client, actor, now):
             self.runner.hand_over(run, decision)
+
+    def revoke_join_token(self, token: int, actor: str) -> None:
+        """Raises NotFound."""
+        now = self.clock()
+        if (token_hash := self.store.join_hash_of(token)) is not None:
+            self.revocations.add(token_hash, "join code", now)
+        self.store.revoke_join_token(token, actor, now)
+
+    def apply_revocations(self, token_hashes: Collection[str], actor: str) -> int:
+        """Revoke what a restored database knows as valid; how many that were."""
+        clients, tokens = self.store.unrevoked(token_hashes)
+        for client in clients:
+            self.revoke(client, actor)
+        for token in tokens:
+            self.revoke_join_token(token, actor)
+        return len(clients) + len(tokens)

@@ -1,0 +1,281 @@
+"""``feddisco backup``, ``backup verify`` and ``restore``: a folder of snapshots that share their files.
+
+::
+
+    DIR/snapshots/20261128T150000Z/database.sqlite   the whole database, whichever kind it came from
+    DIR/snapshots/20261128T150000Z/manifest.json     written last: a snapshot without it is not one
+    DIR/snapshots/20261128T150000Z/revocations.jsonl
+    DIR/blobs/                                       the files of all snapshots, named by their SHA-256
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from server.blobs import BlobStore
+from server.blobs.integrity import BlobIntegrity
+from server.blobs.owner import MARK, read_owner
+from server.clock import utc_now
+from server.database.copying import load_copy, write_copy
+from server.database.migrations import check_current
+from server.database.session import make_engine, sqlite_file
+from server.database.store import Store
+from server.ownership import owning
+from server.revocations import FILE, Revocations
+from server.runs.verification import Fault, Report, verify
+from server.settings import Settings
+from shared.files import PRIVATE, replace_file, storage_errors
+from shared.problems import InvalidConfiguration, StorageUnavailable
+from shared.versions import VERSION
+from shared.wire.digests import digest_of
+
+__all__ = ["Later", "back_up", "restore", "verify_backup"]
+
+DATABASE = "database.sqlite"
+MANIFEST = "manifest.json"
+ALIVE = dt.timedelta(seconds=15)
+Later = Literal["known", "none", "all"]
+"""Revocations later than the snapshot: known from the data folder or a file; none; or unknown: revoke all."""
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    folder: Path
+
+    @property
+    def database(self) -> Path:
+        return self.folder / DATABASE
+
+    def manifest(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StorageUnavailable(f"{self.folder / MANIFEST} cannot be read: {error}") from error
+        return found
+
+
+def _unchanging(path: Path) -> str:
+    """The URL of a SQLite file that nobody writes: opening it changes nothing, on no medium."""
+    return f"sqlite:///file:{path.absolute()}?immutable=1&mode=ro&uri=true"
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Store]:
+    engine = make_engine(url)
+    try:
+        check_current(engine)
+        yield Store(engine)
+    finally:
+        engine.dispose()
+
+
+# -------------------------------------------------------------------- out
+
+
+def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
+    """Add a snapshot to ``folder``; files that are there already are not copied. The sentence to print.
+
+    The coordinator may run: first the database as of one moment, then the files that it names.
+    ``keep``: remove all but so many newest snapshots, and the files that only they name.
+
+    Raises:
+        StorageUnavailable: a file is missing or damaged (all others are in the snapshot), or a disk refuses.
+    """
+    path = sqlite_file(settings.database)
+    if path is not None and not path.exists():
+        raise StorageUnavailable(
+            f"there is no database {path}", hint="Choose the coordinator's --data-folder or --database-url."
+        )
+    with _opened(settings.database):
+        pass  # at the present schema
+    now = utc_now()
+    with storage_errors(folder):
+        for left in (folder / "snapshots").glob("*.partial"):
+            shutil.rmtree(left)
+        partial = folder / "snapshots" / f"{now:%Y%m%dT%H%M%S%fZ}.partial"
+        partial.mkdir(parents=True, mode=0o700)
+    write_copy(settings.database, partial / DATABASE)
+    with _opened(_unchanging(partial / DATABASE)) as store:
+        needed, database_id = store.referenced_blobs(), store.read_database_id()
+    source = BlobStore(settings.data_folder / "blobs", create=False)
+    copied, lost = _copy_files(source, BlobStore(folder / "blobs"), needed, trust=True)
+    if lost:
+        with _opened(settings.database) as live:  # collected since is not lost
+            needed = live.referenced_blobs()
+        lost = {digest: fault for digest, fault in lost.items() if digest in needed}
+    _keep_revocations(settings.data_folder, partial)
+    manifest = {
+        "at": now.isoformat(),
+        "version": VERSION,
+        "database_id": database_id,
+        "database_sha256": digest_of(partial / DATABASE),
+        "files": len(needed),
+        "lost": lost,
+    }
+    replace_file(partial / MANIFEST, json.dumps(manifest, indent=1).encode(), mode=PRIVATE)
+    with storage_errors(folder):
+        done = partial.rename(partial.with_suffix(""))
+    if keep is not None:
+        _remove_old(folder, keep)
+    said = f"{done}: {len(needed)} files, {copied} of them new"
+    if lost:
+        first, fault = next(iter(lost.items()))
+        raise StorageUnavailable(f"{said}; {len(lost)} are lost, the first, {first}, {fault}")
+    return said
+
+
+def _copy_files(
+    source: BlobStore, target: BlobStore, needed: set[str], *, trust: bool
+) -> tuple[int, dict[str, str]]:
+    """How many were copied, and what is wrong with those that could not be.
+
+    ``trust``: a file that the target has is not read.
+    """
+    integrity, copied, lost = BlobIntegrity(), 0, dict[str, str]()
+    for digest in sorted(needed):
+        if target.exists(digest) and (trust or digest_of(target.path(digest)) == digest):
+            continue
+        if (fault := integrity.find_fault(source.path(digest), digest)) is not None:
+            lost[digest] = fault
+            continue
+        with target.workspace() as folder, storage_errors(target.folder):
+            copy = Path(shutil.copyfile(source.path(digest), folder / digest))
+            if digest_of(copy) != digest:
+                lost[digest] = "changed while it was copied"
+                continue
+            target.adopt(copy, digest)
+        copied += 1
+    return copied, lost
+
+
+def _keep_revocations(data_folder: Path, target: Path) -> None:
+    with storage_errors(target):
+        if (data_folder / FILE).exists():
+            replace_file(target / FILE, (data_folder / FILE).read_bytes(), mode=PRIVATE)
+
+
+def _list(folder: Path) -> list[_Snapshot]:
+    """Complete snapshots, oldest first."""
+    with storage_errors(folder):
+        found = sorted((folder / "snapshots").glob("*"))
+        return [_Snapshot(path) for path in found if path.suffix == "" and (path / MANIFEST).exists()]
+
+
+def _find(folder: Path, name: str | None) -> _Snapshot:
+    found = [one for one in _list(folder) if name in (None, one.folder.name)]
+    if not found:
+        raise InvalidConfiguration(
+            f"there is no snapshot {name or ''} in {folder}".replace("  ", " "),
+            hint="`feddisco backup DIR` makes one.",
+        )
+    return found[-1]
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    for snapshot in _list(folder)[:-keep]:
+        shutil.rmtree(snapshot.folder)
+    needed: set[str] = set()
+    for snapshot in _list(folder):
+        with _opened(_unchanging(snapshot.database)) as store:
+            needed |= store.referenced_blobs()
+    BlobStore(folder / "blobs").collect(needed, utc_now())
+
+
+# -------------------------------------------------------------------- look
+
+
+def verify_backup(folder: Path, name: str | None = None) -> Report:
+    """Compare a snapshot (the newest) with what was written: its database, its files, its ledgers."""
+    snapshot = _find(folder, name)
+    manifest = snapshot.manifest()
+    faults = [Fault("files", digest, fault) for digest, fault in manifest["lost"].items()]
+    if digest_of(snapshot.database) != manifest["database_sha256"]:
+        return Report(0, 0, 0, 0, (Fault("database", "", "is damaged: its bytes have another SHA-256"),))
+    with _opened(_unchanging(snapshot.database)) as store:
+        found = verify(store, BlobStore(folder / "blobs", create=False))
+    known = {fault.subject for fault in faults}
+    more = tuple(fault for fault in found.faults if fault.subject not in known)
+    return Report(found.runs, found.rounds, found.files, found.bytes, (*faults, *more))
+
+
+# -------------------------------------------------------------------- back
+
+
+def restore(
+    settings: Settings,
+    folder: Path,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    later: Later = "known",
+    revocations: Path | None = None,
+) -> str:
+    """Make database and files what a snapshot (the newest) holds. The sentence to print.
+
+    Tokens that were revoked later stay revoked: those in the data folder's list, if it is the same
+    installation's, and in ``revocations``; otherwise the operator has to say that there were none, or has all
+    revoked. They are applied at the next start.
+    """
+    snapshot = _find(folder, name)
+    manifest = snapshot.manifest()
+    blobs = BlobStore(settings.data_folder / "blobs")
+    if later == "known" and revocations is None and read_owner(blobs.folder) != manifest["database_id"]:
+        raise InvalidConfiguration(
+            f"which tokens were revoked since {manifest['at']} is not known in {settings.data_folder}",
+            hint=f"Give a copy of the coordinator's {FILE} with --revocations, or say "
+            "--no-later-revocations, or --revoke-all.",
+        )
+    if digest_of(snapshot.database) != manifest["database_sha256"]:
+        raise StorageUnavailable(f"{snapshot.database} is damaged", hint="Restore another --snapshot.")
+    with owning(sqlite_file(settings.database), "a restore", utc_now()):
+        _refuse_living(settings)
+        with blobs.workspace() as work, storage_errors(work):
+            copy = Path(shutil.copyfile(snapshot.database, work / DATABASE))
+            load_copy(copy, settings.database, replace=replace)
+        with _opened(settings.database) as store:
+            source, needed = BlobStore(folder / "blobs", create=False), store.referenced_blobs()
+            copied, lost = _copy_files(source, blobs, needed, trust=False)
+            _merge_revocations(settings.data_folder, (snapshot.folder / FILE, revocations))
+            if later == "all":
+                _revoke_all(settings.data_folder, store)
+        replace_file(blobs.folder / MARK, f"{manifest['database_id']}\n".encode())
+    said = f"Restored {snapshot.folder.name}: {copied} files copied, {len(lost)} missing."
+    return said + " Start the coordinator, then check with `feddisco verify`."
+
+
+def _refuse_living(settings: Settings) -> None:
+    """PostgreSQL knows no lock of ours: a coordinator notes every few seconds that it is alive."""
+    if not settings.on_postgres:
+        return
+    engine = make_engine(settings.database)
+    try:
+        store = Store(engine)
+        alive = store.last_alive()
+        if alive is not None and store.read_time() - alive < ALIVE:
+            raise InvalidConfiguration(
+                "a coordinator was alive on the database a moment ago", hint="Stop it, wait 15 s, try again."
+            )
+    finally:
+        engine.dispose()
+
+
+def _merge_revocations(data_folder: Path, more: tuple[Path | None, ...]) -> None:
+    kept = Revocations(data_folder / FILE)
+    known = kept.read()
+    for path in more:
+        if path is not None:
+            for token_hash in sorted(Revocations(path).read() - known):
+                kept.add(token_hash, "restored list", utc_now())
+
+
+def _revoke_all(data_folder: Path, store: Store) -> None:
+    kept = Revocations(data_folder / FILE)
+    for token_hash in store.token_hashes():
+        kept.add(token_hash, "restore: not known whether revoked since", utc_now())
