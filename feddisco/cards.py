@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from feddisco.model_choice import Choice, choose_model
 from feddisco.models import describe_model, load_allowed_task
 from shared.problems import InvalidConfiguration
-from shared.schemas import Role, RoundView, RunView
+from shared.schemas import EnrolmentStatus, Role, RoundView, RunView
 from shared.texts import escape_controls
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ def _scores(view: RunView, facts: ModelFacts) -> str:
         return "## Scores\n\nNo evaluator has scored this model.\n"
     rows: list[tuple[str, str]] = [(name, f"{value:.4f}") for name, value in facts.scores.items()]
     rows += [(f"accuracy: {name}", f"{value:.4f}") for name, value in facts.per_category.items()]
-    evaluators = sum(one.role is Role.EVALUATOR for one in view.enrolments)
-    by = "one evaluator" if evaluators == 1 else f"{evaluators} evaluators, weighted by their examples"
+    evaluators = sum(
+        one.role is Role.EVALUATOR and one.status is not EnrolmentStatus.REFUSED for one in view.enrolments
+    )
+    rule = {"median": "their median", "weighted": "weighted by their examples"}[view.config.combine_scores]
+    by = "one evaluator" if evaluators == 1 else f"{evaluators} evaluators, {rule}"
     return f"## Scores\n\nOn {facts.test_examples} test examples of {by}.\n\n" + _table(
         ("score", "value"), rows
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.config import ScoreRule
 from shared.problems import InvalidConfiguration
-from shared.schemas import EvaluationView, Role, RoundStatus, RoundView, RunView
+from shared.schemas import EnrolmentStatus, EvaluationView, Role, RoundStatus, RoundView, RunView
 from shared.scores import describe_score, find_score, is_better, pool, rank
 
 __all__ = ["Choice", "choose_model", "scores_of"]
@@ -43,7 +44,7 @@ def choose_model(
         )
     judged = {number: _evaluators_of(view, one) for number, one in made.items()}
     name = metric or view.config.deciding_metric or _headline(list(judged.values()))
-    scores = {number: pool(judged[number], name) for number in sorted(made)}
+    scores = {number: pool(judged[number], name, view.config.combine_scores) for number in sorted(made)}
     order = rank(scores, name)
     number = _find_number(view, wanted, sorted(made), order, name, list(judged.values()))
     own = scores[number]
@@ -56,15 +57,19 @@ def choose_model(
     )
 
 
-def scores_of(evaluations: Sequence[EvaluationView]) -> dict[str, float]:
+def scores_of(evaluations: Sequence[EvaluationView], rule: ScoreRule) -> dict[str, float]:
     """All scores that the evaluators have of one model, as one evaluator's."""
     names = ["accuracy", "loss", *sorted({name for each in evaluations for name in each.extra})]
-    found = {name: pool(evaluations, name) for name in names}
+    found = {name: pool(evaluations, name, rule) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _evaluators_of(view: RunView, one: RoundView) -> list[EvaluationView]:
-    names = {enrolment.client for enrolment in view.enrolments if enrolment.role is Role.EVALUATOR}
+    names = {
+        enrolment.client
+        for enrolment in view.enrolments
+        if enrolment.role is Role.EVALUATOR and enrolment.status is not EnrolmentStatus.REFUSED
+    }
     return [evaluation for evaluation in one.evaluations if evaluation.client in names]
 
 
@@ -86,7 +91,7 @@ def _find_number(
     if wanted in (None, "best"):
         if order:
             return order[0]
-        known = sorted({known for found in judged for known in scores_of(found)})
+        known = sorted({known for found in judged for known in scores_of(found, view.config.combine_scores)})
         raise InvalidConfiguration(
             f"No round of {view.run} has a score called {name!r}, so none is the best.",
             hint=f"Its scores are: {', '.join(known)}." if known else "No evaluator has scored a round.",

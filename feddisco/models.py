@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from feddisco.model_choice import Choice, choose_model, scores_of
 from shared.model_files import ModelFacts, read_tensors, write_model
 from shared.problems import InvalidConfiguration
+from shared.scores import summarise
 from shared.versions import find_versions
 
 if TYPE_CHECKING:
     from feddisco.admin import AdminClient
+    from shared.config import ScoreRule
     from shared.schemas import EvaluationView, RunView
     from shared.tasks.base import Task
 
@@ -89,8 +91,8 @@ def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> M
         classes=view.classes,
         algorithm=config.algorithm.name,
         weighting=config.weighting.kind,
-        scores=scores_of(choice.evaluations),
-        per_category=_pool_categories(choice.evaluations),
+        scores=scores_of(choice.evaluations, config.combine_scores),
+        per_category=_pool_categories(choice.evaluations, config.combine_scores),
         test_examples=sum(each.examples for each in choice.evaluations),
         model_digest=choice.digest,
         data_licence=config.data_licence,
@@ -108,14 +110,13 @@ def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> M
     )
 
 
-def _pool_categories(evaluations: Sequence[EvaluationView]) -> dict[str, float]:
-    """Of several evaluators, weighted by the size of their test sets."""
-    sums: dict[str, tuple[float, int]] = {}
+def _pool_categories(evaluations: Sequence[EvaluationView], rule: ScoreRule) -> dict[str, float]:
+    """Several evaluators' accuracy by category as one, by the run's rule."""
+    found: dict[str, list[tuple[float, int]]] = {}
     for each in evaluations:
         for name, value in each.per_category.items():
-            total, examples = sums.get(name, (0.0, 0))
-            sums[name] = total + value * each.examples, examples + each.examples
-    return {name: total / examples for name, (total, examples) in sums.items()}
+            found.setdefault(name, []).append((value, each.examples))
+    return {name: summarise(scores, rule) for name, scores in found.items()}
 
 
 def check_allowed(what: str, name: str | None, allow: Sequence[str]) -> None:

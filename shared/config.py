@@ -33,6 +33,7 @@ __all__ = [
     "Partition",
     "RunConfig",
     "ScoreName",
+    "ScoreRule",
     "SizesWeighting",
     "Slug",
     "StopWhen",
@@ -45,6 +46,7 @@ Slug = Annotated[
 ]
 Draws = Literal["seeded", "feddisco-release"]
 ScoreName = Annotated[str, Field(min_length=1, max_length=200, description="of a score of the model")]
+ScoreRule = Literal["median", "weighted"]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 _RELEASE_ROUNDS = 10_000
 """Each draw repeats those before it."""
@@ -276,6 +278,9 @@ class RunConfig(Frozen):
     )
     round_deadline_seconds: float = Field(3600.0, gt=0, le=30 * 86400)
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
+    combine_scores: ScoreRule = Field(
+        "median", description="several evaluators' scores as one: their median, or weighted by their sizes"
+    )
     evaluate_every: int = Field(1, ge=0, description="0: never")
     stop_when: StopWhen | None = Field(None, description="None: after the last round only")
     keep: Literal["last", "best"] = Field(

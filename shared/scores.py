@@ -6,24 +6,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shared.config import ScoreRule
     from shared.schemas import Metrics
 
 __all__ = [
     "Standing",
+    "combine",
     "describe_score",
     "find_score",
     "is_better",
     "is_lower_better",
-    "mean_score",
     "name_score",
     "pool",
     "rank",
     "standing",
+    "summarise",
 ]
 
 _LOWER = ("loss", "error")
@@ -63,22 +66,31 @@ def name_score(metrics: Metrics, name: str | None) -> str:
     return name or ("accuracy" if metrics.accuracy is not None else "loss")
 
 
-def pool(evaluations: Sequence[Metrics], name: str | None) -> float | None:
-    """Several evaluators' score of one model, weighted by their examples; None: somebody has none.
-
-    The same bits in whatever order they come.
-    """
-    return mean_score([(find_score(each, name), each.examples) for each in evaluations])
+def pool(evaluations: Sequence[Metrics], name: str | None, rule: ScoreRule) -> float | None:
+    """Several evaluators' score of one model as one, by the run's rule; None: somebody has none."""
+    return combine([(find_score(each, name), each.examples) for each in evaluations], rule)
 
 
-def mean_score(found: Sequence[tuple[float | None, int]]) -> float | None:
-    """The mean of scores, weighted by their examples; None: there is none, or one of them is no number."""
+def combine(found: Sequence[tuple[float | None, int]], rule: ScoreRule) -> float | None:
+    """Scores and examples as one score; None: there is none, or one of them is no number."""
     known = [(value, examples) for value, examples in found if value is not None]
-    if not known or len(known) < len(found):
-        return None
-    if len(known) == 1:
-        return known[0][0]
-    return math.fsum(value * examples for value, examples in known) / sum(examples for _, examples in known)
+    return summarise(known, rule) if known and len(known) == len(found) else None
+
+
+def summarise(scores: Sequence[tuple[float, int]], rule: ScoreRule) -> float:
+    """One number of at least one (score, examples); the same bits in whatever order they come.
+
+    ``median``: one evaluator of three or more that says anything moves it no further than the others' scores
+    reach. ``weighted``: the mean by the evaluators' sizes.
+
+    >>> summarise([(0.11, 100), (1.0, 2**53), (0.12, 100)], "median")
+    0.12
+    """
+    if len(scores) == 1:
+        return scores[0][0]
+    if rule == "median":
+        return statistics.median(value for value, _ in scores)
+    return math.fsum(value * examples for value, examples in scores) / sum(n for _, n in scores)
 
 
 def rank(scores: Mapping[int, float | None], name: str) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from server.database.evaluations import counts_for_headline
 from server.database.session import Reading
 from server.database.tables import evaluations, participants, runs
 from shared.schemas import ComparedRun, RoundScore, RunStatus
@@ -25,7 +26,8 @@ def read_compared(connection: Reading, names: Sequence[str]) -> list[ComparedRun
     scores: dict[str, list[RoundScore]] = {name: [] for name in found}
     columns = (evaluations.c.run, evaluations.c.round, evaluations.c.examples)
     numbers = (evaluations.c.accuracy, evaluations.c.loss)
-    scored = sa.select(*columns, *numbers).where(evaluations.c.run.in_(names)).order_by(evaluations.c.round)
+    counted = sa.and_(evaluations.c.run.in_(names), counts_for_headline())
+    scored = sa.select(*columns, *numbers).where(counted).order_by(evaluations.c.round)
     for run, round, examples, accuracy, loss in connection.select(scored):
         scores[run].append(RoundScore(round, examples, accuracy, loss))
     return [
@@ -59,12 +61,14 @@ def newest_categories(connection: Reading, names: Sequence[str]) -> dict[str, li
     """By run: of each evaluator of its newest evaluated round, examples and accuracy by category."""
     newest = (
         sa.select(evaluations.c.run, sa.func.max(evaluations.c.round).label("round"))
-        .where(evaluations.c.run.in_(names))
+        .where(evaluations.c.run.in_(names), counts_for_headline())
         .group_by(evaluations.c.run)
         .subquery()
     )
-    statement = sa.select(evaluations.c.run, evaluations.c.examples, evaluations.c.per_category).join(
-        newest, sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round)
+    statement = (
+        sa.select(evaluations.c.run, evaluations.c.examples, evaluations.c.per_category)
+        .join(newest, sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round))
+        .where(counts_for_headline())
     )
     found: dict[str, list[CategoryScores]] = {}
     for run, examples, per_category in connection.select(statement.order_by(evaluations.c.client)):

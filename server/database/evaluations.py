@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from server.database.configs import require_run
+from server.database.configs import Configs, require_run
 from server.database.events import add_events
 from server.database.session import Reading, Writing
 from server.database.tables import enrolments, evaluations, participants, rounds
-from shared.problems import Conflict, Forbidden
+from shared.problems import Conflict, Forbidden, InvalidRequest
 from shared.schemas import EnrolmentStatus, EvaluationView, Metrics, Role, RoundStatus
+from shared.scores import summarise
 
-__all__ = ["add_evaluation", "list_evaluations", "mean_accuracies"]
+__all__ = ["add_evaluation", "counts_for_headline", "list_evaluations", "read_headlines"]
 
 
 def add_evaluation(
@@ -24,9 +26,10 @@ def add_evaluation(
     """Whether it is new: the same values again change nothing.
 
     Raises :class:`NotFound` for a run that is not there, :class:`Forbidden` for a client that is no part of
-    it, :class:`Conflict` for other values than before and for a round that has made no model.
+    it, :class:`InvalidRequest` for another number of examples than an evaluator is admitted with,
+    :class:`Conflict` for other values than before and for a round that has made no model.
     """
-    _require_member(connection, run, number, client)
+    _require_member(connection, run, number, client, metrics)
     _require_model(connection, run, number)
     key = {"run": run, "round": number, "client": client}
     values = metrics.model_dump(mode="json")
@@ -39,18 +42,25 @@ def add_evaluation(
     return True
 
 
-def _require_member(connection: Reading, run: str, number: int, client: str) -> None:
-    """An evaluator of the run that has not left it, or a participant of the round."""
-    evaluator = sa.select(enrolments.c.client).where(
+def _require_member(connection: Reading, run: str, number: int, client: str, metrics: Metrics) -> None:
+    """An evaluator, with the size that it is admitted with; or a participant of the round."""
+    evaluator = sa.select(enrolments.c.examples).where(
         enrolments.c.run == run,
         enrolments.c.client == client,
         enrolments.c.role == Role.EVALUATOR,
         enrolments.c.status == EnrolmentStatus.READY,
     )
+    admitted = connection.select(evaluator).scalar()
+    if admitted is not None and admitted != metrics.examples:
+        raise InvalidRequest(
+            f"the model was scored on {metrics.examples} examples, "
+            f"but {client!r} is enrolled with {admitted}",
+            hint="Leave the run and enrol again if the test data have changed.",
+        )
     participant = sa.select(participants.c.client).where(
         participants.c.run == run, participants.c.round == number, participants.c.client == client
     )
-    if connection.select(sa.select(sa.or_(evaluator.exists(), participant.exists()))).scalar():
+    if admitted is not None or connection.select(participant.limit(1)).scalar() is not None:
         return
     raise Forbidden(
         f"{client!r} is neither an evaluator of run {run!r} nor a participant of round {number}",
@@ -99,25 +109,52 @@ def list_evaluations(
     return [EvaluationView(**row._mapping) for row in connection.select(statement)]
 
 
-def mean_accuracies(connection: Reading, run: str | None = None) -> dict[str, float]:
-    """By run: the mean accuracy of its newest evaluated round, weighted by the evaluators' examples."""
-    scored: sa.ColumnElement[bool] = evaluations.c.accuracy.is_not(None)
+def counts_for_headline() -> sa.ColumnElement[bool]:
+    """Of an evaluation: its client is an evaluator, and was not refused since."""
+    return (
+        sa.select(enrolments.c.client)
+        .where(
+            enrolments.c.run == evaluations.c.run,
+            enrolments.c.client == evaluations.c.client,
+            enrolments.c.role == Role.EVALUATOR,
+            enrolments.c.status != EnrolmentStatus.REFUSED,
+        )
+        .exists()
+    )
+
+
+def read_headlines(connection: Reading, configs: Configs, run: str | None = None) -> dict[str, float]:
+    """By run: the accuracy of the newest round that enough evaluators have scored, by the run's rule.
+
+    Enough are half of those who have scored any round: the first to answer does not speak for all.
+    """
+    scored = evaluations.c.accuracy.is_not(None) & counts_for_headline()
     if run is not None:
         scored &= evaluations.c.run == run
-    newest = (
-        sa.select(evaluations.c.run, sa.func.max(evaluations.c.round).label("round"))
+    of_run = (
+        sa.select(evaluations.c.run, sa.func.count(evaluations.c.client.distinct()).label("evaluators"))
         .where(scored)
         .group_by(evaluations.c.run)
         .subquery()
     )
-    examples = sa.cast(evaluations.c.examples, sa.Double)
-    statement = (
-        sa.select(
-            evaluations.c.run,
-            sa.func.sum(evaluations.c.accuracy * examples) / sa.func.sum(examples),
-        )
-        .join(newest, sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round))
+    of_round = (
+        sa.select(evaluations.c.run, evaluations.c.round)
+        .join(of_run, of_run.c.run == evaluations.c.run)
         .where(scored)
-        .group_by(evaluations.c.run)
+        .group_by(evaluations.c.run, evaluations.c.round, of_run.c.evaluators)
+        .having(2 * sa.func.count() >= of_run.c.evaluators)
+        .subquery()
     )
-    return {name: float(accuracy) for name, accuracy in connection.select(statement)}
+    newest = (
+        sa.select(of_round.c.run, sa.func.max(of_round.c.round).label("round"))
+        .group_by(of_round.c.run)
+        .subquery()
+    )
+    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    statement = sa.select(evaluations.c.run, evaluations.c.accuracy, evaluations.c.examples).where(scored)
+    newest_round = sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round)
+    for name, accuracy, examples in connection.select(statement.join(newest, newest_round)):
+        found[name].append((accuracy, examples))
+    return {
+        name: summarise(scores, configs.of(connection, name).combine_scores) for name, scores in found.items()
+    }

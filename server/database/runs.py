@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from server.database.blobs import add_blobs
 from server.database.configs import Configs, no_such_run
-from server.database.evaluations import mean_accuracies
+from server.database.evaluations import read_headlines
 from server.database.events import add_events
 from server.database.rounds import newest_model, read_round, scored_model
 from server.database.session import Reading, Writing
@@ -59,9 +59,9 @@ def create_run(
     )
 
 
-def list_runs(connection: Reading) -> list[RunSummary]:
+def list_runs(connection: Reading, configs: Configs) -> list[RunSummary]:
     """Newest first."""
-    accuracies = mean_accuracies(connection)
+    accuracies = read_headlines(connection, configs)
     columns = [c for c in runs.c if c.name not in ("manifest", "classes")]
     found = connection.select(sa.select(*columns).order_by(runs.c.created_at.desc(), runs.c.run))
     return [RunSummary(**_summary(row, accuracies)) for row in found]
@@ -105,7 +105,7 @@ def read_run(
     model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
     return RunView(
-        **_summary(row, mean_accuracies(connection, run)),
+        **_summary(row, read_headlines(connection, configs, run)),
         config=configs.of(connection, run),
         classes=tuple(row.classes),
         manifest=tuple(TensorSpec.model_validate(spec) for spec in row.manifest),

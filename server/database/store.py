@@ -319,7 +319,7 @@ class Store:
 
     def runs(self) -> list[RunSummary]:
         """Newest first."""
-        return self._read(runs.list_runs)
+        return self._read(runs.list_runs, self._configs)
 
     def rounds(self, run: str, since: int = 0) -> list[RoundView]:
         """Oldest first, every attempt, from round ``since`` on; NotFound for no such run."""

@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.config import EVERYBODY, Draws, Participants, RunConfig, StopWhen
+from shared.config import EVERYBODY, Draws, Participants, RunConfig, ScoreRule, StopWhen
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = ["Enrolment", "Participant", "Policy", "Round", "Run", "Score"]
@@ -33,6 +33,7 @@ class Policy:
     evaluate_every: int = 1
     stop_when: StopWhen | None = None
     keep: Literal["last", "best"] = "last"
+    combine_scores: ScoreRule = "median"
 
     @property
     def needs_scores(self) -> bool:
@@ -59,6 +60,7 @@ class Policy:
             evaluate_every=config.evaluate_every,
             stop_when=config.stop_when,
             keep=config.keep,
+            combine_scores=config.combine_scores,
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
-from shared.scores import Standing, mean_score, standing
+from shared.scores import Standing, combine, standing
 
 __all__ = [
     "abandonment",
@@ -107,10 +107,12 @@ def find_unscored(run: Run) -> int | None:
 def find_standing(run: Run) -> Standing | None:
     """The best round so far, and how many scored ones came after it; None: no round has a score."""
     by_round: dict[int, list[Score]] = {}
+    refused = {e.client for e in run.enrolments if e.status is EnrolmentStatus.REFUSED}
     for score in run.scores:
-        if 0 < score.round <= run.completed_rounds:
+        if 0 < score.round <= run.completed_rounds and score.client not in refused:
             by_round.setdefault(score.round, []).append(score)
-    means = [(n, mean_score([(s.value, s.examples) for s in by_round[n]])) for n in sorted(by_round)]
+    rule = run.policy.combine_scores
+    means = [(n, combine([(s.value, s.examples) for s in by_round[n]], rule)) for n in sorted(by_round)]
     change = run.policy.stop_when.min_change if run.policy.stop_when is not None else 0.0
     return standing(means, run.scores[0].metric, change) if means else None
 

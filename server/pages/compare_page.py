@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +16,8 @@ from server.pages.reader import Reader
 from server.pages.words import ABSENT, number, percent
 from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest, NotFound
+from shared.schemas import ComparedRun
+from shared.scores import summarise
 
 __all__ = ["Asked", "compare_page"]
 
@@ -209,19 +212,24 @@ def _chart(series: Sequence[Series], measure: Measure) -> LineChart | None:
 def _categories(store: Reader, series: Sequence[Series]) -> list[ComparedRow]:
     """Accuracy by category in the newest scored round: the mean over evaluators and runs."""
     newest = store.newest_categories([run.run for one in series for run in one.runs])
-    columns: list[dict[str, list[tuple[int, float]]]] = []
+    columns: list[dict[str, list[float]]] = []
     for one in series:
-        found: dict[str, list[tuple[int, float]]] = {}
+        found: dict[str, list[float]] = {}
         for run in one.runs:
-            for examples, by_category in newest.get(run.run, ()):
-                for name, value in by_category.items():
-                    found.setdefault(name, []).append((examples, value))
+            for name, value in _summarise(run, newest.get(run.run, ())).items():
+                found.setdefault(name, []).append(value)
         columns.append(found)
-    return _rows([{name: _mean(pairs) for name, pairs in column.items()} for column in columns])
+    return _rows([{name: statistics.fmean(values) for name, values in column.items()} for column in columns])
 
 
-def _mean(pairs: Sequence[tuple[int, float]]) -> float:
-    return math.fsum(n * value for n, value in pairs) / sum(n for n, _ in pairs)
+def _summarise(run: ComparedRun, evaluations: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Accuracy by category, the evaluators' as one by the run's rule."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for examples, by_category in evaluations:
+        for name, value in by_category.items():
+            found.setdefault(name, []).append((value, examples))
+    rule = run.config.get("combine_scores", "median")
+    return {name: summarise(scores, rule) for name, scores in found.items()}
 
 
 def _weights(store: Reader, series: Sequence[Series]) -> list[ComparedRow]:

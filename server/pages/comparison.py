@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from shared.schemas import ComparedRun, RoundScore
+from shared.schemas import ComparedRun
+from shared.scores import summarise
 from shared.statistics import Interval, after_warm_up, bootstrap
 
 __all__ = ["Gain", "Measure", "Series", "differing", "find_gain", "make_series"]
@@ -46,7 +47,7 @@ class Series:
 
     @cached_property
     def curves(self) -> tuple[Curve, ...]:
-        return tuple(_curve(run.scores, self.measure) for run in self.runs)
+        return tuple(_curve(run, self.measure) for run in self.runs)
 
     @cached_property
     def mean(self) -> Curve:
@@ -99,17 +100,15 @@ class Series:
         return dict(sorted(found.items()))
 
 
-def _curve(scores: Sequence[RoundScore], measure: Measure) -> Curve:
-    """By round, the evaluators' mean weighted by their examples."""
-    found: dict[int, list[tuple[int, float]]] = {}
-    for score in scores:
+def _curve(run: ComparedRun, measure: Measure) -> Curve:
+    """By round, the evaluators' scores as one by the run's rule."""
+    found: dict[int, list[tuple[float, int]]] = {}
+    for score in run.scores:
         value = score.accuracy if measure == "accuracy" else score.loss
         if value is not None and math.isfinite(value):
-            found.setdefault(score.round, []).append((score.examples, value))
-    return {
-        number: math.fsum(n * value for n, value in pairs) / sum(n for n, _ in pairs)
-        for number, pairs in found.items()
-    }
+            found.setdefault(score.round, []).append((value, score.examples))
+    rule = run.config.get("combine_scores", "median")
+    return {number: summarise(pairs, rule) for number, pairs in found.items()}
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, str]:

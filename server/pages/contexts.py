@@ -99,11 +99,13 @@ class CategoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A round's mean over its evaluators, weighted by their examples."""
+    """A round's score as one number: of so many evaluators, out of all who score the run."""
 
     round: int
     value: float
     examples: int
+    evaluators: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from shared.schemas import (
     RunView,
     TensorKind,
 )
+from shared.scores import summarise
 
 __all__ = ["run_page"]
 
@@ -70,8 +71,8 @@ def run_page(
             for found in run.enrolments
             if found.role is Role.TRAINER and found.status is not EnrolmentStatus.REFUSED
         ),
-        accuracy=score(evaluations, lambda found: found.accuracy),
-        loss=score(evaluations, lambda found: found.loss),
+        accuracy=score(run, evaluations, lambda found: found.accuracy),
+        loss=score(run, evaluations, lambda found: found.loss),
         open_round=open_round,
         participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
         charts=charts(evaluations, training, run.rounds),
@@ -82,7 +83,7 @@ def run_page(
             found.client for found in run.enrolments if found.status is EnrolmentStatus.AWAITING_APPROVAL
         ),
         clients=_clients(run),
-        rounds=tuple(_line(round, evaluations) for round in rounds),
+        rounds=tuple(_line(run, round, evaluations) for round in rounds),
         older_rounds=first > 1,
         log=log,
         older_events=len(events) > len(log),
@@ -177,17 +178,32 @@ def _category(name: str, first: EvaluationView, newest: EvaluationView) -> Categ
 
 
 def score(
-    evaluations: Iterable[EvaluationView], of: Callable[[EvaluationView], float | None]
+    run: RunView, evaluations: Iterable[EvaluationView], of: Callable[[EvaluationView], float | None]
 ) -> Score | None:
-    """Mean over the evaluators of the newest round that has the number, weighted by their examples."""
-    pairs = [(found, value) for found in evaluations if (value := of(found)) is not None]
-    if not pairs:
+    """The newest round that half of the evaluators have given the number, as one by the run's rule."""
+    counted = {
+        found.client
+        for found in run.enrolments
+        if found.role is Role.EVALUATOR and found.status is not EnrolmentStatus.REFUSED
+    }
+    by_round: dict[int, list[tuple[float, int]]] = {}
+    judges: set[str] = set()
+    for found in evaluations:
+        if found.client in counted and (value := of(found)) is not None:
+            by_round.setdefault(found.round, []).append((value, found.examples))
+            judges.add(found.client)
+    enough = [number for number, scores in by_round.items() if 2 * len(scores) >= len(judges)]
+    if not enough:
         return None
-    newest = max(found.round for found, _ in pairs)
-    pairs = [(found, value) for found, value in pairs if found.round == newest]
-    examples = sum(found.examples for found, _ in pairs)
-    mean = math.fsum(found.examples * value for found, value in pairs) / examples
-    return Score(round=newest, value=mean, examples=examples)
+    newest = max(enough)
+    scores = by_round[newest]
+    return Score(
+        round=newest,
+        value=summarise(scores, run.config.combine_scores),
+        examples=sum(examples for _, examples in scores),
+        evaluators=len(scores),
+        of=len(judges),
+    )
 
 
 def _title(run: RunView) -> str:
@@ -230,9 +246,9 @@ def _clients(run: RunView) -> tuple[ClientRow, ...]:
     return tuple(ClientRow(enrolment=found, bar=bar(found.discrepancy, longest)) for found in ordered)
 
 
-def _line(round: RoundView, evaluations: Sequence[EvaluationView]) -> RoundLine:
+def _line(run: RunView, round: RoundView, evaluations: Sequence[EvaluationView]) -> RoundLine:
     completed = round.status is RoundStatus.COMPLETED
-    scored = score((e for e in evaluations if e.round == round.round), lambda found: found.accuracy)
+    scored = score(run, (e for e in evaluations if e.round == round.round), lambda found: found.accuracy)
     return RoundLine(
         round=round,
         seconds=(round.completed_at - round.opened_at).total_seconds() if round.completed_at else None,

@@ -133,6 +133,73 @@ def test_c2_infinity_only_where_a_class_has_no_share(at: Live) -> None:
     assert site.submit("demo", "Infinity").status_code == 204
 
 
+# -------------------------------------------------------------------- C4
+
+
+def score(site: ManualClient, number: int, accuracy: float, examples: int) -> httpx.Response:
+    body = {"loss": 1.0, "accuracy": accuracy, "examples": examples}
+    return site.http.put(f"/runs/demo/rounds/{number}/metrics", json=body)
+
+
+def judges(at: Live, *sizes: int) -> list[ManualClient]:
+    found = [at.site(f"judge-{place}") for place in range(len(sizes))]
+    for judge, size in zip(found, sizes, strict=True):
+        assert judge.enrol("demo", size, role="evaluator").status_code == 200
+    return found
+
+
+def test_c4_an_evaluator_of_ones_own_choosing_is_not_admitted(at: Live) -> None:
+    at.create(weighting=SIZES, participants={"trainers": "anyone", "evaluators": ["registry"]})
+    liar = at.site("liar")
+    sentence = "participants name not it as evaluator"
+    assert_refused(liar.enrol("demo", MOST, role="evaluator"), "not-admitted", sentence)
+    assert score(liar, 0, 1.0, MOST).status_code == 403
+    assert at.run()["accuracy"] is None
+
+
+def test_c4_an_evaluators_size_is_the_one_it_is_admitted_with(at: Live) -> None:
+    at.create(weighting=SIZES, max_examples=1000, combine_scores="weighted")
+    liar, honest = judges(at, 100, 300)
+    sentence = "scored on 9007199254740992 examples, but 'judge-0' is enrolled with 100"
+    assert_refused(score(liar, 0, 1.0, MOST), "invalid-request", sentence)
+    assert score(liar, 0, 1.0, 100).status_code == score(honest, 0, 0.11, 300).status_code == 204
+    assert at.run()["accuracy"] == pytest.approx((1.0 * 100 + 0.11 * 300) / 400)
+
+
+def test_c4_one_liar_among_three_does_not_write_the_headline(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=1, rounds=1)
+    liar, one, other = judges(at, MOST, 100, 100)
+    score(one, 0, 0.11, 100)
+    score(other, 0, 0.13, 100)
+    score(liar, 0, 1.0, MOST)
+    assert at.run()["accuracy"] == 0.13, "the median of 0.11, 0.13 and 1"
+    (site,) = enrolled(at, [10])
+    assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    score(liar, 1, 1.0, MOST)
+    assert at.run()["accuracy"] == 0.13, "the first to score a round does not speak for all"
+    assert score(site, 1, 1.0, MOST).status_code == 204, "a participant's own score is shown"
+    assert at.run()["accuracy"] == 0.13, "and counts for nothing else"
+    score(one, 1, 0.21, 100)
+    score(other, 1, 0.22, 100)
+    assert at.run()["accuracy"] == 0.22
+    page = at.admin.get(f"{at.url}/runs/demo").text
+    assert "after round 1, median of 3 of 3 evaluators" in page
+    assert all(judge.name in page for judge in (liar, one, other)), "each is shown"
+    assert [run["accuracy"] for run in at.admin.get("/runs").json()] == [0.22]
+
+
+def test_c4_an_evaluator_that_the_operator_refuses_counts_no_more(at: Live) -> None:
+    at.create(weighting=SIZES)
+    liar, honest = judges(at, 100, 100)
+    score(liar, 0, 1.0, 100)
+    score(honest, 0, 0.11, 100)
+    assert at.run()["accuracy"] == pytest.approx(0.555)
+    at.admin.post("/runs/demo/enrolments/judge-0/refuse", json={})
+    assert at.run()["accuracy"] == 0.11
+    assert score(liar, 0, 1.0, 100).status_code == 403
+
+
 # -------------------------------------------------------------------- C5
 
 

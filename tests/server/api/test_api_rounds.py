@@ -71,7 +71,7 @@ def test_a_run_from_enrolment_to_its_end(at: Live) -> None:
 def test_an_evaluator_scores_every_round(at: Live) -> None:
     at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
     judge, site = at.site("judge"), at.site("site-0")
-    assert judge.enrol("demo", 0, role="evaluator").status_code == 200
+    assert judge.enrol("demo", 4, role="evaluator").status_code == 200
     assert site.enrol("demo", 10).json()["status"] == "ready"
     metrics = {"loss": 1.5, "accuracy": 0.5, "examples": 4, "per_category": {"cat": 1.0}}
     assert judge.until("evaluate")["round"] == 0

@@ -17,7 +17,7 @@ def test_a_loss_that_is_not_finite_is_stored_shown_and_blocks_nothing(
     with live(database_url, tmp_path / "data") as at:
         at.create(min_clients=1, rounds=2, weighting={"kind": "sizes"})
         judge = at.site("judge")
-        assert judge.enrol("demo", 0, role="evaluator").status_code == 200
+        assert judge.enrol("demo", 4, role="evaluator").status_code == 200
         (site,) = enrolled(at, (10,))
         for number, loss in ((0, 1.5), (1, None), (2, 2.5)):
             if number:

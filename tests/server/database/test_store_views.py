@@ -35,13 +35,13 @@ def test_a_run_shows_its_configuration_as_it_was_given(story: Story) -> None:
 
 def test_runs_are_listed_newest_first_with_the_newest_accuracy(story: Story) -> None:
     story.register("judge", "jury")
-    story.begin("a", "b")
+    story.begin("a", "b", combine_scores="weighted")
     story.create("another")
-    for client in ("judge", "jury"):
-        story.enrol(client, role=Role.EVALUATOR)
+    for client, examples in (("judge", 30), ("jury", 10)):
+        story.enrol(client, role=Role.EVALUATOR, examples=examples)
     story.play(1, ["a", "b"])
     for number, client, accuracy, examples in (
-        (0, "judge", 0.1, 10),
+        (0, "judge", 0.1, 30),
         (1, "judge", 0.5, 30),
         (1, "jury", 0.9, 10),
     ):
@@ -59,7 +59,7 @@ def test_rounds_and_their_evaluations(story: Story) -> None:
     story.begin("a", "b")
     story.enrol("judge", role=Role.EVALUATOR)
     story.play(1, ["a", "b"])
-    story.store.add_evaluation(RUN, 1, "judge", Metrics(loss=1.0, examples=3), "judge", NOW)
+    story.store.add_evaluation(RUN, 1, "judge", Metrics(loss=1.0, examples=10), "judge", NOW)
     first, second = story.store.rounds(RUN)
     assert (first.round, second.round) == (1, 2)
     assert [e.client for e in first.evaluations] == ["judge"]

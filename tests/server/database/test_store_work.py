@@ -118,7 +118,7 @@ def test_a_stopped_run_tells_its_clients(story: Story) -> None:
 def test_evaluators_score_the_initial_model_and_every_nth_and_the_last(story: Story) -> None:
     story.register("judge")
     story.begin("a", "b", rounds=3, evaluate_every=2)
-    story.enrol("judge", role=Role.EVALUATOR)
+    story.enrol("judge", role=Role.EVALUATOR, examples=40)
     assert work(story, "judge") == Evaluate(run=RUN, round=0, model=INITIAL)
     story.store.add_evaluation(RUN, 0, "judge", METRICS, "judge", NOW)
     assert work(story, "judge") is None
@@ -136,14 +136,14 @@ def test_evaluators_score_the_initial_model_and_every_nth_and_the_last(story: St
 def test_nothing_is_evaluated_if_the_run_says_never(story: Story) -> None:
     story.register("judge")
     story.begin("a", "b", evaluate_every=0)
-    story.enrol("judge", role=Role.EVALUATOR)
+    story.enrol("judge", role=Role.EVALUATOR, examples=40)
     assert work(story, "judge") is None
 
 
 def test_an_evaluation_is_taken_once(story: Story) -> None:
     story.register("judge", "stranger")
     story.begin("a", "b")
-    story.enrol("judge", role=Role.EVALUATOR)
+    story.enrol("judge", role=Role.EVALUATOR, examples=40)
     story.play(1, ["a", "b"])
     assert story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(4)).is_new
     assert not story.store.add_evaluation(RUN, 1, "judge", METRICS, "judge", later(5)).is_new
@@ -223,7 +223,7 @@ def test_a_run_that_goes_by_scores_moves_with_them_in_one_transaction(story: Sto
     story.register("a", "b", "judge")
     stop_when = {"metric": "loss", "patience": 1}
     story.create(rounds=5, weighting={"kind": "sizes"}, stop_when=stop_when, keep="best")
-    story.enrol("judge", role=Role.EVALUATOR)
+    story.enrol("judge", role=Role.EVALUATOR, examples=40)
     for client in ("a", "b"):
         story.enrol(client)
     story.play(1, ["a", "b"])

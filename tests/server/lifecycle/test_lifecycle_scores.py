@@ -10,6 +10,7 @@ from server.lifecycle.events import (
     AggregationFinished,
     ClientDeclined,
     ClientLeft,
+    EnrolmentRefused,
     EvaluationReceived,
     PauseRequested,
     ResumeRequested,
@@ -116,15 +117,24 @@ def test_rounds_that_are_not_evaluated_are_not_waited_for() -> None:
     assert (run.status, find_unscored(run)) == ("running", 3), "the last one always is"
 
 
-def test_several_evaluators_are_one_weighted_by_their_examples() -> None:
-    run = trained(started("jk")).run
+@pytest.mark.parametrize(("rule", "score"), [("weighted", 0.5), ("median", 0.6)])
+def test_several_evaluators_are_one_by_the_runs_rule(rule: str, score: float) -> None:
+    run = trained(started("jk", combine_scores=rule)).run
     half = scored(run, 0.4, "j", 30)
     assert kinds(half) == []
     both = scored(half.run, 0.8, "k", 10)
     assert kinds(both) == ["round_opened"]
     found = find_standing(both.run)
     assert found is not None
-    assert found.best == pytest.approx(0.5)
+    assert found.best == pytest.approx(score)
+
+
+def test_c4_an_evaluator_that_was_refused_decides_nothing() -> None:
+    run = scored(trained(started("jk")).run, 1.0, "j", 2**53).run
+    decision = decide(run, EnrolmentRefused("j", "a liar"), NOW)
+    found = find_standing(scored(decision.run, 0.11, "k", 10).run)
+    assert found is not None
+    assert found.best == 0.11
 
 
 @pytest.mark.parametrize("event", [ClientLeft("k", "enough"), ClientDeclined("k", "no test data")])

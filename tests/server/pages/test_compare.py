@@ -56,10 +56,15 @@ def test_a_series_is_the_mean_of_its_runs_with_one_deviation_around_it() -> None
     assert len(made.band) == 2, "round 2 has one value: no deviation"
 
 
-def test_several_evaluators_count_by_their_examples() -> None:
+def test_several_evaluators_count_by_the_runs_rule() -> None:
     scores = (RoundScore(1, 300, 0.4, 1.0), RoundScore(1, 100, 0.8, math.inf), RoundScore(2, 5, None, None))
-    made = series(ComparedRun("a", RunStatus.RUNNING, {"name": "a"}, 1, scores))
-    assert made.mean == pytest.approx({1: 0.5})
+    for config, score in (
+        ({"combine_scores": "weighted"}, 0.5),
+        ({"combine_scores": "median"}, 0.6),
+        ({}, 0.6),
+    ):
+        made = series(ComparedRun("a", RunStatus.RUNNING, {"name": "a"} | config, 1, scores))
+        assert made.mean == pytest.approx({1: score})
 
 
 def test_the_best_round_is_the_first_of_the_best_and_never_the_initial_model() -> None:
