@@ -21,9 +21,11 @@ from shared.schemas import (
     ControlRequest,
     EnrolmentStatus,
     EnrolmentView,
+    EvaluationView,
     InitialBlob,
     JoinToken,
     JoinTokenRequest,
+    JoinTokenView,
     Role,
     RoundView,
     RunRequest,
@@ -36,7 +38,9 @@ from worker.diagnose import diagnose
 
 __all__ = [
     "AdminClient",
+    "Client",
     "approve",
+    "check_config",
     "connect",
     "create_run",
     "list_waiting",
@@ -50,6 +54,8 @@ ROUNDS_BYTES = 2**28
 DEMO = Path(__file__).with_name("demo.yaml")
 _ROUNDS = TypeAdapter(list[RoundView])
 _CLIENTS = TypeAdapter(list[ClientView])
+_EVALUATIONS = TypeAdapter(list[EvaluationView])
+_JOIN_TOKENS = TypeAdapter(list[JoinTokenView])
 
 
 class AdminClient(CoordinatorClient):
@@ -87,9 +93,45 @@ class AdminClient(CoordinatorClient):
     def revoke(self, client: str) -> None:
         self._tell_coordinator("DELETE", f"/clients/{client}")
 
+    def round(self, run: str, number: int, attempt: int | None = None) -> RoundView:
+        """One round with its ledger: its newest attempt, or the one named."""
+        chosen = {} if attempt is None else {"attempt": attempt}
+        return self._json(RoundView, "GET", f"/runs/{run}/rounds/{number}", params=chosen)
+
+    def evaluations(self, run: str) -> list[EvaluationView]:
+        """Every score of the run's models; round 0 is the initial one."""
+        answer = self._call("GET", f"/runs/{run}/evaluations", longest=LONG_BYTES)
+        return answers.parse(_EVALUATIONS, answer, "a list of scores")
+
+    def join_tokens(self) -> list[JoinTokenView]:
+        answer = self._call("GET", "/join-tokens", longest=LONG_BYTES)
+        return answers.parse(_JOIN_TOKENS, answer, "a list of join tokens")
+
+    def revoke_join_token(self, token: int) -> None:
+        self._call("DELETE", f"/join-tokens/{token}")
+
     def put_blob(self, path: Path, digest: str) -> None:
         """Upload initial weights, streamed."""
         self._send_file("PUT", f"/blobs/{digest}", path, digest)
+
+
+class Client(AdminClient):
+    """A coordinator's HTTP API from Python: what an operator and what a site may do, by their token.
+
+    Without a token, FEDDISCO_ADMIN_TOKEN or that of a coordinator on this machine. Use it as a context, or
+    close it. A refusal is raised as its class in ``shared.problems``, a fault of the network as httpx's.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        token: str | None = None,
+        ca_file: Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        known = token or ConsoleSettings(url=url).token()
+        super().__init__(url.rstrip("/"), token=known, verify=load_trust(ca_file), insecure=insecure)
 
 
 @contextmanager
@@ -121,12 +163,15 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
         raise InvalidConfiguration(f"The configuration {path} is not YAML: {error}") from None
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"The configuration {path} is not a mapping of fields to values.")
+    return check_config(document | changes, f"The configuration {path}")
+
+
+def check_config(document: dict[str, Any], where: str) -> RunConfig:
+    """The configuration in a mapping; InvalidConfiguration names each field and the value received."""
     try:
-        return RunConfig.model_validate(document | changes)
+        return RunConfig.model_validate(document)
     except ValidationError as error:
-        raise InvalidConfiguration(
-            f"The configuration {path} is not valid: {_describe_faults(error)}."
-        ) from None
+        raise InvalidConfiguration(f"{where} is not valid: {_describe_faults(error)}.") from None
 
 
 def _describe_faults(error: ValidationError) -> str:

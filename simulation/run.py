@@ -21,6 +21,7 @@ from server.lifecycle.views import find_standing
 from shared.config import RunConfig
 from shared.data import Examples
 from shared.device import choose
+from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, RunStatus
 from shared.training.workbench import Workbench
@@ -51,12 +52,14 @@ def simulate(
     address: str | None = None,
     device: str = "cpu",
     until: int | None = None,
+    keep_model: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> str:
     """Run ``config``, writing to ``out``; goes on where an interrupted call left. Returns the final digest.
 
     ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
+    ``keep_model`` is where the model is put that the run ends with (until then: its newest, or its best).
     ``engine`` maps the clients of a round, with the same result, bit for bit: None is what ``processes``
     (more than one trains clients side by side) or ``address`` asks for.
     ``kernels`` compute a client: those of ``native`` are faster on small networks and equal but for rounding.
@@ -66,7 +69,7 @@ def simulate(
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
     chosen = choose_engine(engine, processes, address)
-    setup = Setup(source, cache, chosen, kernels, processes, address, choose(device))
+    setup = Setup(source, cache, chosen, kernels, processes, address, choose(device), keep_model)
     with Simulation(config, setup, out, say) as run:
         if run.is_over:
             say(f"{out}: done already, final model sha256 {run.digest}")
@@ -84,6 +87,7 @@ class Setup:
     processes: int = 1
     address: str | None = None
     device: torch.device = CPU
+    keep_model: Path | None = None
 
 
 class Simulation:
@@ -150,6 +154,13 @@ class Simulation:
         line = next(line for line in self._round_lines() if line["round"] == found.best_round)
         return {"kind": "end", "model": line["model"], "round": found.best_round}
 
+    def _keep_model(self, outcome: RoundOutcome) -> None:
+        """Where the caller asks for it, unless an earlier round's is the one to keep."""
+        place = self._setup.keep_model
+        found = find_standing(self._federation.run) if self._config.keep == "best" else None
+        if place is not None and (found is None or found.best_round == outcome.round):
+            replace_file(place, outcome.scored.read_bytes(), durable=False)
+
     def _begin(self) -> None:
         setup = self._setup
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
@@ -175,6 +186,7 @@ class Simulation:
             self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
             if scores is not None:
                 self._federation.note_scores(outcome.round, scores.common)
+            self._keep_model(outcome)
             began = time.perf_counter()
             accuracy = scores.common.accuracy if scores else None
             said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
