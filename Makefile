@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-compose test-chaos coverage lint format bench lock clean
+.PHONY: help env demo test test-fast test-gpu test-compose test-chaos coverage lint format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
@@ -21,6 +21,9 @@ test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and 
 
 test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not browser and not e2e" $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.dev ## what has to hold on an NVIDIA GPU; without one it says so, and compares the CPU with itself
+	@$(BIN)/python -m pytest tests/gpu -q $(PYTEST_ARGS)
 
 test-compose: $(VENV)/.dev ## docker compose up, scale, stop and go on, with real containers (needs Docker)
 	@$(BIN)/python -m pytest tests/compose -m compose $(PYTEST_ARGS)
