@@ -14,6 +14,8 @@ from pydantic import Field, field_validator, model_validator
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
 from shared.presets import expanded
+from shared.problems import InvalidConfiguration
+from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.disco import DiscoWeighting
 from shared.weightings.sizes import SizesWeighting
@@ -34,6 +36,7 @@ __all__ = [
     "RunConfig",
     "ScoreName",
     "ScoreRule",
+    "SecureSums",
     "SizesWeighting",
     "Slug",
     "StopWhen",
@@ -230,6 +233,20 @@ class Participants(Frozen):
 EVERYBODY: Final = Participants(trainers=ANYONE, evaluators=ANYONE)
 
 
+class SecureSums(Frozen):
+    """Updates are added up so that nobody learns one of them: fixed point, and masks in the service."""
+
+    threshold: float = Field(
+        2 / 3, gt=0.5, le=1, description="share of a round's clients without whom nothing is unmasked"
+    )
+    clip: float = Field(8.0, gt=0, description="largest change of one parameter by one client")
+    bits: Bits = Field(64, description="of a summed number: 32 halves the bytes, 64 is finer")
+
+    def make_ring(self, weighting: Weighting, clients: int) -> Ring:
+        """The numbers of a sum over ``clients``. Raises InvalidConfiguration if they leave too few bits."""
+        return Ring(self.bits, clients, self.clip * max(1.0, weighting.largest_score))
+
+
 class RunConfig(Frozen):
     """One federated training job."""
 
@@ -297,6 +314,9 @@ class RunConfig(Frozen):
         description="newest completed rounds whose updates are kept for replays; None: all",
     )
     buffers: Literal["average", "keep-local"] = "average"
+    secure: SecureSums | None = Field(
+        None, description="None: updates arrive in clear; otherwise only their sums are known"
+    )
     data_licence: str | None = Field(
         None, max_length=200, description="of the data, for whoever takes the model home"
     )
@@ -313,6 +333,17 @@ class RunConfig(Frozen):
         if isinstance(value, dict) and value.get("partition") is not None and "min_clients" not in value:
             return {**value, "min_clients": Partition.model_validate(value["partition"]).clients}
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _disco_that_clients_compute_alone(cls, value: Any) -> Any:
+        """With secure sums, what Disco leaves open becomes what clients can compute from sums."""
+        if not isinstance(value, dict) or value.get("secure") is None:
+            return value
+        weighting = value.get("weighting") or {"kind": "disco"}
+        if not isinstance(weighting, dict) or weighting.get("kind") != "disco":
+            return value
+        return {**value, "weighting": {"normalise": "all_clients", "on_all_zero": "raise", **weighting}}
 
     @field_validator("classes")
     @classmethod
@@ -345,7 +376,28 @@ class RunConfig(Frozen):
         target = getattr(self.weighting, "target", "uniform")
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")
+        self._check_secure()
         return self
+
+    def _check_secure(self) -> None:
+        if self.secure is None:
+            return
+        reasons = {
+            self.weighting.find_dependence(): True,
+            "max_weight limits single weights, which nobody knows": self.max_weight is not None,
+            "max_examples and approve go by single sizes, which nobody knows": self.max_examples is not None
+            or self.approve != "nothing",
+            f"a sum of {self.clients_expected} clients tells each the others' numbers; take 3 or more": (
+                self.clients_expected < SMALLEST_SUM
+            ),
+        }
+        for reason, holds in reasons.items():
+            if reason is not None and holds:
+                raise ValueError(f"secure: {reason}")
+        try:
+            self.secure.make_ring(self.weighting, self.clients_expected)
+        except InvalidConfiguration as error:
+            raise ValueError(f"secure: {error}") from error
 
     @property
     def clients_expected(self) -> int:

@@ -11,7 +11,8 @@ from server.database.store import Store
 from server.lifecycle.events import PauseRequested, ResumeRequested, StartRequested, StopRequested
 from server.runs.initial import make_initial
 from server.runs.runner import Runner
-from shared.problems import NameTaken, NotFound
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration, NameTaken, NotFound
 from shared.schemas import RunRequest
 
 __all__ = ["Control"]
@@ -32,6 +33,7 @@ class Control:
 
         Raises NameTaken, and what :func:`server.runs.initial.make_initial` raises.
         """
+        _check_served(request.config)
         self._check_free(request.config.name)  # before the model is built; the table's key decides
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
         self.store.create_run(
@@ -62,3 +64,11 @@ class Control:
 
     def stop(self, run: str, reason: str, actor: str) -> None:
         self.runner.commit(run, StopRequested(reason), actor=actor)
+
+
+def _check_served(config: RunConfig) -> None:
+    if config.secure is not None:
+        raise InvalidConfiguration(
+            "secure: secure sums are not available in the service yet, only in simulations",
+            hint="Leave secure out, or run the configuration with `feddisco simulate`.",
+        )

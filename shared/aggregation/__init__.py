@@ -25,9 +25,10 @@ from shared.wire import Written
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from shared.aggregation.secure_sums import RoundSums
     from shared.algorithms.base import Groups, Tensors
 
-__all__ = ["Aggregated", "Stream", "UpdateFile", "aggregate"]
+__all__ = ["Aggregated", "Stream", "UpdateFile", "aggregate", "aggregate_sums"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,38 @@ def aggregate(
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
         rest |= averaged
         return _write_results(algorithm, manifest, combined, rest, folder)
+
+
+def aggregate_sums(
+    sums: RoundSums,
+    *,
+    algorithm: Algorithm[Any],
+    manifest: Sequence[TensorSpec],
+    model: Path,
+    broadcast: Path | None,
+    private: Path | None,
+    clients: int,
+    local: LocalTraining,
+    folder: Path,
+) -> Aggregated:
+    """As :func:`aggregate`, of a round of which only sums are known; the sum of scores is above 0.
+
+    Raises ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm asks for other
+    sums than it declares.
+    """
+    from shared.aggregation.secure_sums import SecureRound
+
+    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    with ExitStack() as files:
+        x = files.enter_context(wire.opened(model))
+        start = {spec.name: x.tensor(wire.MODEL, spec.name) for spec in manifest}
+        stream = Stream([], parameters)
+        state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        trainable = {spec.name: start.pop(spec.name) for spec in parameters}
+        round = SecureRound.of(sums, trainable, state, clients, local)
+        combined = algorithm.combine(round)
+        _check_groups(algorithm, combined)
+        return _write_results(algorithm, manifest, combined, start | round.mean_buffers(start), folder)
 
 
 def _check_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict[int, float]:

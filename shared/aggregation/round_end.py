@@ -99,6 +99,9 @@ def close_round(
         reasons = sorted({row.reason for row in rows if row.reason})
         why = "; ".join(reasons) or "no update that arrived can be read"
         return RoundResult(rows, None, start.memory, UNCHANGED, why)
+    if config.secure is not None:
+        summed, why = _add_up(config, manifest, start, arrived, all_clients, folder)
+        return RoundResult(rows, summed, start.memory, UNCHANGED, why or None)
     made = aggregate(
         algorithm=load_algorithm(config.algorithm),
         manifest=manifest,
@@ -136,3 +139,42 @@ def _look_at(
 
         found["proxy"] = Mixture(proxy, updates, Stream(updates, parameters))
     return found
+
+
+def _add_up(
+    config: RunConfig,
+    manifest: Sequence[TensorSpec],
+    start: Start,
+    arrived: Sequence[Arrived],
+    all_clients: Sequence[Contribution],
+    folder: Path,
+) -> tuple[Aggregated | None, str]:
+    """The next model of the sums that the coordinator of a secure run learns, here without masks.
+
+    Without a model, why there is none; otherwise nothing.
+    """
+    from shared.aggregation import aggregate_sums
+    from shared.aggregation.secure_sums import Plan, add_up_totals, score_of
+    from shared.algorithms import load_algorithm
+
+    algorithm = load_algorithm(config.algorithm)
+    plan, totals = Plan(config, algorithm, manifest, len(arrived)), add_up_totals(all_clients)
+    total = plan.ring.zeros(plan.length)
+    for update in arrived:
+        score = score_of(config, update.known, totals)
+        total += plan.encode(start.model, update.path, score, update.info.steps)
+    sums = plan.decode(total, len(arrived))
+    if sums.score == 0:
+        return None, "no client's score is above zero"
+    files = aggregate_sums(
+        sums,
+        algorithm=algorithm,
+        manifest=manifest,
+        model=start.model,
+        broadcast=start.broadcast,
+        private=start.private,
+        clients=len(all_clients),
+        local=config.local,
+        folder=folder,
+    )
+    return files, ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -33,8 +33,10 @@ __all__ = [
     "LocalFinish",
     "LocalRound",
     "ServerRound",
+    "Sum",
     "UpdateInfo",
     "Updates",
+    "effective_steps",
 ]
 
 
@@ -139,6 +141,36 @@ class ServerRound:
     learning_rate: float
     momentum: float
 
+    def mean(self, group: str = "model", scale: float = 1.0) -> Tensors:
+        """``scale sum_k p_k group_k``."""
+        coefficients = {index: scale * weight for index, weight in self.weights.items()}
+        return self.updates.weighted_sum(coefficients, group)
+
+    def mean_over_clients(self, group: str) -> Tensors:
+        """``1/N sum_{k in S} group_k``: those that did not take part count as zero."""
+        uniform = {info.index: 1 / self.clients for info in self.updates.infos}
+        return self.updates.weighted_sum(uniform, group)
+
+    def normalised_mean(self, algorithm: Algorithm[Any]) -> Tensors:
+        """``x - tau_eff sum_k p_k (x - y_k) / |a_k|`` with ``tau_eff = sum_k p_k |a_k|``.
+
+        ``|a_k|`` is :meth:`Algorithm.norm`. A client of norm 0 made no step and sent x itself: nothing to
+        normalise, and 0 in ``tau_eff``.
+        """
+        norms = {
+            info.index: algorithm.norm(info.steps, self.learning_rate, self.momentum)
+            for info in self.updates.infos
+        }
+        effective = effective_steps(self.weights, norms)
+        coefficients = {
+            index: effective * p / norms[index] for index, p in self.weights.items() if norms[index] > 0
+        }
+        model = self.updates.weighted_sum(coefficients)
+        remaining = 1 - sum(coefficients.values())
+        for name, total in model.items():
+            total.add_(self.model[name], alpha=remaining)
+        return model
+
     def mean_displacement(self) -> Tensors:
         """``1/N sum_{k in S} (y_k - x)``: over all clients, those that did not take part moved by nothing."""
         infos = self.updates.infos
@@ -148,6 +180,11 @@ class ServerRound:
         return moved
 
 
+def effective_steps(weights: Mapping[int, float], norms: Mapping[int, float]) -> float:
+    """``tau_eff = sum_k p_k |a_k|``."""
+    return sum(p * norms[index] for index, p in weights.items())
+
+
 @dataclass(frozen=True)
 class Combined:
     """``model`` goes to the clients, ``score`` is evaluated (None: the same), ``state`` is kept."""
@@ -155,6 +192,13 @@ class Combined:
     model: Tensors
     score: Tensors | None = None
     state: Groups = field(default_factory=dict)
+
+
+class Sum(NamedTuple):
+    """A sum over a round's clients that a server half asks for: of a group, by weight or each by 1/N."""
+
+    group: str
+    by: Literal["weight", "clients"]
 
 
 class Algorithm(Generic[P]):
@@ -168,6 +212,7 @@ class Algorithm(Generic[P]):
     private: tuple[str, ...] = ()  # server groups that stay on the server
     uploads: tuple[str, ...] = ()  # groups that a client sends beside its model
     keeps: tuple[str, ...] = ()  # groups that a client keeps for its next round
+    sums: tuple[Sum, ...] = (Sum("model", "weight"),)  # all that combine asks of the updates
 
     def __init__(self, parameters: P) -> None:
         self.parameters = parameters
@@ -191,8 +236,12 @@ class Algorithm(Generic[P]):
         """After the last step."""
         return LocalFinish()
 
+    def norm(self, steps: int, learning_rate: float, momentum: float) -> float:
+        """What a client's displacement is divided by before it is summed by weight (FedNova's ``|a_k|``)."""
+        return 1.0
+
     # ------------------------------------------------------------ server half
 
     def combine(self, server: ServerRound) -> Combined:
         """``x <- sum_k p_k y_k``. Server groups that are not there yet are zeros in ``server.state``."""
-        return Combined(model=server.updates.weighted_sum(server.weights))
+        return Combined(model=server.mean())

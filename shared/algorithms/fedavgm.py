@@ -46,7 +46,7 @@ class FedAvgM(Algorithm[FedAvgMParameters]):
         chosen = self.parameters
         return with_momentum(
             server,
-            server.updates.weighted_sum(server.weights),
+            server.mean(),
             chosen.beta,
             gain=1 - chosen.beta if chosen.damped else 1.0,
             rate=chosen.server_learning_rate,

@@ -13,6 +13,7 @@ from shared.algorithms.base import (
     LocalFinish,
     LocalRound,
     ServerRound,
+    Sum,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class FedDC(Algorithm[FedDCParameters]):
         self.downloads = ("gradient",) if corrects else ()
         self.uploads = ("gradient_delta",) if corrects else ()
         self.keeps = ("drift", "gradient") if corrects else ("drift",)
+        models = (Sum("model", "weight"), Sum("model", "clients"))
+        self.sums = (*models, Sum("gradient_delta", "clients")) if corrects else models
 
     def on_gradient(self, local: LocalRound) -> None:
         alpha = self.parameters.alpha / self.parameters.scale(local)
@@ -87,7 +90,7 @@ class FedDC(Algorithm[FedDCParameters]):
         return LocalFinish(uploads={"gradient_delta": deltas}, kept={"drift": drift, "gradient": gradient})
 
     def combine(self, server: ServerRound) -> Combined:
-        mean = server.updates.weighted_sum(server.weights)
+        mean = server.mean()
         drift = server.mean_displacement()
         for name, change in drift.items():
             change.add_(server.state["drift"][name])
@@ -98,8 +101,7 @@ class FedDC(Algorithm[FedDCParameters]):
         return Combined(model=sent, score=mean, state=state)
 
     def _gradient(self, server: ServerRound) -> Tensors:
-        uniform = {info.index: 1 / server.clients for info in server.updates.infos}
-        gradient = server.updates.weighted_sum(uniform, "gradient_delta")
+        gradient = server.mean_over_clients("gradient_delta")
         for name, change in gradient.items():
             change.add_(server.state["gradient"][name])
         return gradient

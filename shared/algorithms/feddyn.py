@@ -13,6 +13,7 @@ from shared.algorithms.base import (
     LocalFinish,
     LocalRound,
     ServerRound,
+    Sum,
 )
 
 __all__ = ["FedDyn", "FedDynParameters"]
@@ -42,6 +43,7 @@ class FedDyn(Algorithm[FedDynParameters]):
     Parameters = FedDynParameters
     private = ("drift",)
     keeps = ("gradient",)
+    sums = (Sum("model", "weight"), Sum("model", "clients"))
 
     def _alpha(self, local: LocalRound) -> float:
         return self.parameters.alpha / self.parameters.scale(local)
@@ -66,7 +68,7 @@ class FedDyn(Algorithm[FedDynParameters]):
         return LocalFinish(kept={"gradient": gradient})
 
     def combine(self, server: ServerRound) -> Combined:
-        mean = server.updates.weighted_sum(server.weights)
+        mean = server.mean()
         drift = server.mean_displacement()
         for name, change in drift.items():
             change.add_(server.state["drift"][name])

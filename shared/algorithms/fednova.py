@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, ServerRound
 from shared.algorithms.fedavgm import MOMENTUM, with_momentum
 
-if TYPE_CHECKING:
-    from shared.algorithms.base import Tensors
-
-__all__ = ["FedNova", "FedNovaParameters", "accumulated", "effective_steps", "normalised"]
+__all__ = ["FedNova", "FedNovaParameters", "accumulated"]
 
 
 class FedNovaParameters(AlgorithmParameters):
@@ -43,35 +39,14 @@ class FedNova(Algorithm[FedNovaParameters]):
         super().__init__(parameters)
         self.private = (MOMENTUM,) if parameters.beta else ()
 
+    def norm(self, steps: int, learning_rate: float, momentum: float) -> float:
+        return accumulated(steps, momentum if self.parameters.normaliser == "momentum" else 0.0)
+
     def combine(self, server: ServerRound) -> Combined:
-        momentum = server.momentum if self.parameters.normaliser == "momentum" else 0.0
-        model = normalised(
-            server, {info.index: accumulated(info.steps, momentum) for info in server.updates.infos}
-        )
+        model = server.normalised_mean(self)
         if self.parameters.beta:
             return with_momentum(server, model, self.parameters.beta)
         return Combined(model=model)
-
-
-def normalised(server: ServerRound, norms: Mapping[int, float]) -> Tensors:
-    """``x - tau_eff sum_k p_k (x - y_k) / |a_k|`` for the ``|a_k|`` given by client index.
-
-    A client without a step sent x itself: nothing to normalise, and 0 in ``tau_eff``.
-    """
-    effective = effective_steps(server.weights, norms)
-    coefficients = {
-        index: effective * p / norms[index] for index, p in server.weights.items() if norms[index] > 0
-    }
-    model = server.updates.weighted_sum(coefficients)
-    remaining = 1 - sum(coefficients.values())
-    for name, total in model.items():
-        total.add_(server.model[name], alpha=remaining)
-    return model
-
-
-def effective_steps(weights: Mapping[int, float], norms: Mapping[int, float]) -> float:
-    """``tau_eff = sum_k p_k |a_k|``."""
-    return sum(p * norms[index] for index, p in weights.items())
 
 
 def accumulated(steps: int, momentum: float, pull: float = 0.0) -> float:

@@ -39,7 +39,7 @@ class FedOpt(Algorithm[FedOptParameters]):
 
     def combine(self, server: ServerRound) -> Combined:
         chosen = self.parameters
-        model = server.updates.weighted_sum(server.weights)
+        model = server.mean()
         first, excess = {}, {}
         for name, mean in model.items():
             x = server.model[name]

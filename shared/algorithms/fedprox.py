@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, LocalRound, ServerRound
-from shared.algorithms.fednova import accumulated, normalised
+from shared.algorithms.fednova import accumulated
 
 __all__ = ["FedProx", "FedProxParameters"]
 
@@ -38,9 +38,12 @@ class FedProx(Algorithm[FedProxParameters]):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - local.start[name], alpha=self.parameters.mu)
 
+    def norm(self, steps: int, learning_rate: float, momentum: float) -> float:
+        if not self.parameters.normalised:
+            return 1.0
+        return accumulated(steps, momentum, learning_rate * self.parameters.mu)
+
     def combine(self, server: ServerRound) -> Combined:
         if not self.parameters.normalised:
             return super().combine(server)
-        pull = server.learning_rate * self.parameters.mu
-        norms = {info.index: accumulated(info.steps, server.momentum, pull) for info in server.updates.infos}
-        return Combined(model=normalised(server, norms))
+        return Combined(model=server.normalised_mean(self))

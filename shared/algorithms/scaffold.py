@@ -14,6 +14,7 @@ from shared.algorithms.base import (
     LocalFinish,
     LocalRound,
     ServerRound,
+    Sum,
 )
 from shared.seeds import derive
 
@@ -60,6 +61,11 @@ class Scaffold(Algorithm[ScaffoldParameters]):
     uploads = ("control_delta",)
     keeps = ("control",)
 
+    def __init__(self, parameters: ScaffoldParameters) -> None:
+        super().__init__(parameters)
+        uniform = parameters.dual_weights == "uniform"
+        self.sums = (Sum("model", "weight"), Sum("control_delta", "clients" if uniform else "weight"))
+
     def on_step(self, local: LocalRound) -> None:
         for name, parameter in local.parameters.items():
             correction = local.received["control"][name] - local.kept["control"][name]
@@ -85,22 +91,20 @@ class Scaffold(Algorithm[ScaffoldParameters]):
     def combine(self, server: ServerRound) -> Combined:
         """``c <- c + 1/N sum_S delta_k``: N, not \\|S\\|, so that c stays the mean of all clients' c_k."""
         rate = self.parameters.server_learning_rate
-        model = server.updates.weighted_sum(server.weights)
+        model = server.mean()
         if rate != 1:
             for name, mean in model.items():
                 model[name] = server.model[name] + rate * (mean - server.model[name])
-        control = server.updates.weighted_sum(self._dual_weights(server), "control_delta")
+        control = self._mean_delta(server)
         for name, change in control.items():
             change.add_(server.state["control"][name])
         return Combined(model=model, state={"control": control})
 
-    def _dual_weights(self, server: ServerRound) -> dict[int, float]:
+    def _mean_delta(self, server: ServerRound) -> Tensors:
         """``same``: p_k times the share of clients that took part; that is p_k itself when all do."""
-        infos = server.updates.infos
         if self.parameters.dual_weights == "uniform":
-            return {info.index: 1 / server.clients for info in infos}
-        share = len(infos) / server.clients
-        return {info.index: share * server.weights.get(info.index, 0.0) for info in infos}
+            return server.mean_over_clients("control_delta")
+        return server.mean("control_delta", scale=len(server.updates.infos) / server.clients)
 
 
 def _random_network(model: nn.Module, seed: int) -> Tensors:

@@ -27,7 +27,6 @@ from shared.secure.keys import (
 )
 from shared.secure.masks import Mask, apply_masks
 from shared.secure.messages import (
-    SMALLEST_SUM,
     Advertisement,
     Agreement,
     Agreements,
@@ -41,7 +40,7 @@ from shared.secure.messages import (
     View,
     survivors_text,
 )
-from shared.secure.ring import RingVector
+from shared.secure.ring import SMALLEST_SUM, RingVector
 from shared.secure.sharing import SHARE_BYTES, split
 
 __all__ = ["Client", "Phase", "mask_key_between", "seed_digest_of", "seed_mask_key"]

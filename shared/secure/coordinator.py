@@ -17,7 +17,6 @@ from shared.secure.graph import Graph
 from shared.secure.keys import agreement_key_of, has_signed
 from shared.secure.masks import Mask, apply_masks
 from shared.secure.messages import (
-    SMALLEST_SUM,
     Advertisement,
     Agreement,
     Agreements,
@@ -30,7 +29,7 @@ from shared.secure.messages import (
     Survivors,
     survivors_text,
 )
-from shared.secure.ring import RingVector
+from shared.secure.ring import SMALLEST_SUM, RingVector
 from shared.secure.sharing import combine
 
 __all__ = ["Coordinator", "Phase"]

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, Field
 from shared.frozen import Frozen
 from shared.secure.graph import Graph, draw_graph
 from shared.secure.keys import encode
+from shared.secure.ring import SMALLEST_SUM
 
 __all__ = [
-    "SMALLEST_SUM",
     "Advertisement",
     "Agreement",
     "Agreements",
@@ -33,9 +33,6 @@ __all__ = [
     "View",
     "survivors_text",
 ]
-
-SMALLEST_SUM = 3
-"""The sum of two tells each of them the other's numbers."""
 
 Key = Annotated[bytes, Field(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Field(min_length=64, max_length=64)]

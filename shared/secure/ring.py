@@ -13,12 +13,24 @@ from numpy.typing import NDArray
 from shared.problems import InvalidConfiguration, ModelDiverged
 from shared.secure.faults import AttemptAbandoned
 
-__all__ = ["LIMBS", "Bits", "Ring", "RingVector", "Vector", "join_limbs", "split_limbs"]
+__all__ = [
+    "LIMBS",
+    "SMALLEST_SUM",
+    "Bits",
+    "Ring",
+    "RingVector",
+    "Vector",
+    "clip",
+    "join_limbs",
+    "split_limbs",
+]
 
 Bits = Literal[32, 64]
 Vector = NDArray[np.float64]
 RingVector = NDArray[np.unsignedinteger[Any]]
 
+SMALLEST_SUM = 3
+"""The sum of two tells each of them the other's numbers."""
 LIMBS = 4
 _LIMB_BITS = 16
 _FLOAT_BITS = 52
@@ -84,13 +96,7 @@ class Ring:
         Raises:
             ModelDiverged: a value is not finite.
         """
-        if not np.isfinite(values).all():
-            raise ModelDiverged(
-                "an update has values that are not finite, which a secure sum cannot hold",
-                hint="Lower the learning rate, or clip local gradients.",
-            )
-        clipped = int(np.count_nonzero(np.abs(values) > self.limit))
-        bounded = np.clip(values, -self.limit, self.limit)
+        bounded, clipped = clip(values, self.limit)
         scaled = np.rint(np.ldexp(bounded, self.fraction))
         out[:] = scaled.astype(f"<i{self.bits // 8}").view(self.dtype)
         return clipped
@@ -100,6 +106,20 @@ class Ring:
         signed = total.astype(self.dtype, copy=False).view(f"<i{self.bits // 8}")
         numbers: Vector = np.ldexp(signed.astype(np.float64), -self.fraction)
         return numbers
+
+
+def clip(values: Vector, limit: float) -> tuple[Vector, int]:
+    """The values cut to ``limit`` in magnitude, and how many of them were.
+
+    Raises:
+        ModelDiverged: a value is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise ModelDiverged(
+            "an update has values that are not finite, which a secure sum cannot hold",
+            hint="Lower the learning rate, or clip local gradients.",
+        )
+    return np.clip(values, -limit, limit), int(np.count_nonzero(np.abs(values) > limit))
 
 
 def split_limbs(value: int) -> list[int]:

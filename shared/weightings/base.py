@@ -31,6 +31,7 @@ __all__ = [
     "Need",
     "Proxy",
     "Target",
+    "Totals",
     "Vector",
     "Weighed",
     "Weighting",
@@ -86,6 +87,13 @@ class Contribution:
     counts: tuple[float, ...] | None = None
     start_loss: float | None = None
     end_loss: float | None = None
+
+
+class Totals(NamedTuple):
+    """What all trainers enrolled sum to: their examples, and their discrepancies that are finite."""
+
+    examples: int
+    discrepancy: float
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,19 @@ class Weighting(Frozen):
     def proxy_size(self) -> tuple[int, int]:
         """How many labelled examples it learns on, where it needs data, and how many at once."""
         return 200, 128
+
+    def find_dependence(self) -> str | None:
+        """Why a client cannot compute its score alone, from two sums over all clients; None if it can."""
+        return f"the weighting {self.kind} has to know more of single clients than sums over all of them"
+
+    @property
+    def largest_score(self) -> float:
+        """No score alone is above it."""
+        return 1.0
+
+    def score_alone(self, own: Contribution, totals: Totals) -> float:
+        """What a client's weight is in proportion to, as it computes it itself; 0 or more."""
+        raise NotImplementedError
 
     def weigh(self, round: WeightingRound) -> Weighed:
         """The weights of those taken, 0 or more; they sum to one, or all are 0 if nobody can have one."""

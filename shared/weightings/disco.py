@@ -24,6 +24,7 @@ from shared.weightings.base import (
     LedgerEntry,
     Need,
     Target,
+    Totals,
     Vector,
     Weighed,
     Weighting,
@@ -70,6 +71,23 @@ class DiscoWeighting(Weighting):
     @property
     def discrepancy(self) -> Discrepancy:
         return Discrepancy(self.metric, self.target)
+
+    def find_dependence(self) -> str | None:
+        if self.normalise != "all_clients":
+            return f"weighting.normalise {self.normalise} takes the clients of one round; take all_clients"
+        if self.on_all_zero != "raise":
+            return f"weighting.on_all_zero {self.on_all_zero} needs single scores or sizes; take raise"
+        return None
+
+    @property
+    def largest_score(self) -> float:
+        return 1.0 + max(self.b, 0.0)
+
+    def score_alone(self, own: Contribution, totals: Totals) -> float:
+        if own.discrepancy is None or not math.isfinite(own.discrepancy):
+            return 0.0
+        share = own.discrepancy / totals.discrepancy if totals.discrepancy > 0 else 0.0
+        return max(own.examples / totals.examples - self.a * share + self.b, 0.0)
 
     def weigh(self, round: WeightingRound) -> Weighed:
         return Weighed(_weigh(self, round))

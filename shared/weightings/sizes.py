@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shared.weightings.base import Weighed, Weighting, WeightingRound, make_entry
+from shared.weightings.base import Contribution, Totals, Weighed, Weighting, WeightingRound, make_entry
 
 __all__ = ["SizesWeighting"]
 
@@ -18,6 +18,12 @@ class SizesWeighting(Weighting):
     )
 
     kind: Literal["sizes"] = "sizes"
+
+    def find_dependence(self) -> None:
+        return None
+
+    def score_alone(self, own: Contribution, totals: Totals) -> float:
+        return own.examples / totals.examples
 
     def weigh(self, round: WeightingRound) -> Weighed:
         shares = round.size_shares.tolist()

@@ -6,7 +6,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from shared.weightings.base import Weighed, Weighting, WeightingRound, make_entry, make_shares
+from shared.weightings.base import (
+    Contribution,
+    Totals,
+    Weighed,
+    Weighting,
+    WeightingRound,
+    make_entry,
+    make_shares,
+)
 
 __all__ = ["UniformWeighting"]
 
@@ -20,6 +28,12 @@ class UniformWeighting(Weighting):
     )
 
     kind: Literal["uniform"] = "uniform"
+
+    def find_dependence(self) -> None:
+        return None
+
+    def score_alone(self, own: Contribution, totals: Totals) -> float:
+        return 1.0
 
     def weigh(self, round: WeightingRound) -> Weighed:
         weights = make_shares(np.ones(len(round.taken))).tolist()

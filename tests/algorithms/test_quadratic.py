@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.algorithms.fednova import accumulated, effective_steps
+from shared.algorithms.base import effective_steps
+from shared.algorithms.fednova import accumulated
 from tests.helpers.quadratic_problem import FULL, LIMITS, PART, VECTORS, Federation, Round
 
 TAU222 = (2, 2, 2)

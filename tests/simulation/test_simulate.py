@@ -214,3 +214,19 @@ def test_it_stops_when_nothing_becomes_better_and_keeps_the_best(tmp_path: Path)
     assert end == {"kind": "end", "model": rounds[best]["model"], "round": best + 1}
     assert digest == rounds[best]["model"]
     assert run(given, out) == digest
+
+
+def test_secure_sums_give_the_same_bits_in_every_process_and_nearly_the_clear_model(tmp_path: Path) -> None:
+    """Fixed point of 64 bits and what the service will unmask; clients that drop in and out are drawn."""
+    disco = {"kind": "disco", "normalise": "all_clients", "on_all_zero": "raise"}
+    secure = config(secure={"clip": 4}, weighting=disco)
+    digest = run(secure, tmp_path / "one.jsonl")
+    simulate(secure, source=None, out=tmp_path / "two.jsonl", until=1, say=quiet)
+    assert run(secure, tmp_path / "two.jsonl", processes=2) == digest
+    clear = config(weighting=disco)
+    assert run(clear, tmp_path / "clear.jsonl") != digest
+    losses = [
+        [line["loss"] for line in timeless(tmp_path / name) if line["kind"] == "round"]
+        for name in ("one.jsonl", "clear.jsonl")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)

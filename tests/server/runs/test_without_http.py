@@ -16,8 +16,10 @@ from shared.config import RunConfig
 from shared.problems import (
     ClassContractMismatch,
     IncompatibleVersion,
+    InvalidConfiguration,
     InvalidRequest,
     NameTaken,
+    NotFound,
     TooLarge,
     UpdateAlreadyReceived,
     UpdateInvalid,
@@ -124,3 +126,11 @@ def test_names_classes_and_protocols_must_agree(at: Coordinator) -> None:
     check_protocol(Registration(protocol=PROTOCOL))
     with pytest.raises(IncompatibleVersion, match=f"speaks protocol 1, this coordinator .* {PROTOCOL}"):
         check_protocol(Registration(protocol=1))
+
+
+def test_a_run_with_secure_sums_is_refused_until_rounds_have_their_phases(at: Coordinator) -> None:
+    config = RunConfig.model_validate({"name": "secret", "min_clients": 3, "secure": {"clip": 2}})
+    with pytest.raises(InvalidConfiguration, match="secure sums are not available in the service yet"):
+        at.control.create(RunRequest(config=config), "admin")
+    with pytest.raises(NotFound):
+        at.store.run_state("secret")
