@@ -12,6 +12,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
+from feddisco.settings import load as load_settings
 from shared.config import RunConfig
 from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration, NameTaken
@@ -33,7 +34,7 @@ from shared.schemas import (
 )
 from worker import answers
 from worker.answers import LONG_BYTES, UnexpectedAnswer
-from worker.client import CoordinatorClient, load_trust
+from worker.client import CoordinatorClient
 from worker.diagnose import diagnose
 
 __all__ = [
@@ -130,14 +131,15 @@ class Client(AdminClient):
         ca_file: Path | None = None,
         insecure: bool = False,
     ) -> None:
-        known = token or ConsoleSettings(url=url).token()
-        super().__init__(url.rstrip("/"), token=known, verify=load_trust(ca_file), insecure=insecure)
+        settings = load_settings({"url": url, "ca_file": ca_file})
+        known, verify = token or settings.token(), settings.load_trust()
+        super().__init__(settings.address, token=known, verify=verify, insecure=insecure)
 
 
 @contextmanager
 def connect(settings: ConsoleSettings) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
-    url, verify = settings.url.rstrip("/"), load_trust(settings.ca_file)
+    url, verify = settings.address, settings.load_trust()
     try:
         with AdminClient(url, token=settings.token(), verify=verify, insecure=settings.insecure) as client:
             yield client

@@ -123,7 +123,10 @@ def version() -> None:
 
 
 @server_app.callback()
-@add_flags(Settings, "host", "port", "data_folder", "database_url", "open_pages", "insecure")
+@add_flags(
+    Settings,
+    *("host", "port", "data_folder", "database_url", "self_signed", "public_url", "open_pages", "insecure"),
+)
 def server(context: typer.Context, **flags: Any) -> None:
     """Start the coordinator.
 
@@ -592,17 +595,27 @@ def clients_invite(
     ] = None,
     group: Annotated[str | None, typer.Option(help="Group of its clients, which runs may admit.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of its one client, kept for it.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address as sites reach it. Without it, the coordinator's own setting, or --url."),
+    ] = None,
+    token_only: Annotated[
+        bool, typer.Option("--token-only", help="Print the join token alone, for programs of your own.")
+    ] = False,
     **flags: Any,
 ) -> None:
-    """Make a join code for a site. It is shown only once."""
+    """Make a join code for a site: address, certificate and join token in one string, shown only once."""
     from feddisco.admin import connect, make_invitation
-    from feddisco.console import describe_join_token
+    from feddisco.invitation import describe_invitation, find_newest_task, make_join_code
+    from shared.join_codes import write_join_code
 
     request = make_invitation(uses=uses, days=days, role=role, group=group, name=name)
-    with connect(load_console_settings(flags)) as client:
+    settings = load_console_settings(flags)
+    with connect(settings) as client:
         token = client.invite(request)
-        _echo(token.token)
-        _echo(describe_join_token(token), err=True)
+        code = make_join_code(token, address or token.address or settings.address)
+        _echo(code.token if token_only else write_join_code(code))
+        _echo(describe_invitation(token, code, find_newest_task(client)), err=True)
 
 
 @clients_app.command("list")

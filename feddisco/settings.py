@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.certificates import SELF_SIGNED_FILE
+from shared.addresses import is_loopback
+from shared.fingerprints import fingerprint_of, parse_fingerprint
 from shared.problems import InvalidConfiguration, MissingToken
+from worker.trust import trust_only
 
 __all__ = ["CONNECTION", "ConsoleSettings", "load"]
 
-CONNECTION = ("url", "admin_token_file", "ca_file", "insecure")
+CONNECTION = ("url", "admin_token_file", "ca_file", "fingerprint", "insecure")
 """The settings that are flags of every command which calls a coordinator."""
+
+LOCAL = "127.0.0.1:8000"
 
 
 class ConsoleSettings(BaseSettings):
@@ -24,7 +32,9 @@ class ConsoleSettings(BaseSettings):
         env_prefix="FEDDISCO_", frozen=True, env_ignore_empty=True, hide_input_in_errors=True
     )
 
-    url: str = Field("http://127.0.0.1:8000", description="Address of the coordinator.")
+    url: str | None = Field(
+        None, description="Address of the coordinator. Without it, port 8000 of this machine."
+    )
     admin_token: SecretStr | None = Field(None, description="The coordinator's admin token.")
     admin_token_file: Path | None = Field(
         None,
@@ -37,9 +47,40 @@ class ConsoleSettings(BaseSettings):
     ca_file: Path | None = Field(
         None, description="PEM file of the certificates to trust instead of the system's authorities."
     )
+    fingerprint: Annotated[str, AfterValidator(parse_fingerprint)] | None = Field(
+        None, description="SHA-256 fingerprint of the coordinator's certificate, to trust that one alone."
+    )
     insecure: bool = Field(
         False, description="Call a coordinator on another machine without TLS: the token travels in clear."
     )
+
+    @property
+    def address(self) -> str:
+        """The coordinator's; without one, that of the coordinator whose data folder is here."""
+        return self.url.rstrip("/") if self.url else f"http{'s' if self._own_certificate else ''}://{LOCAL}"
+
+    def load_trust(self) -> ssl.SSLContext | bool:
+        """What certificates are checked against: what was given, or the local coordinator's own, or the
+        usual authorities."""
+        from worker.client import load_trust  # httpx takes a while to import, and --help needs none of it
+
+        if self.fingerprint is not None:
+            return trust_only(self.fingerprint)
+        if self.ca_file is None and is_loopback(urlsplit(self.address).hostname or ""):
+            certificate = self._own_certificate
+            if certificate is not None:
+                return trust_only(certificate)
+        return load_trust(self.ca_file)
+
+    @property
+    def _own_certificate(self) -> str | None:
+        """Fingerprint of the certificate that a coordinator on this machine has made for itself."""
+        try:
+            content = (self.data_folder / SELF_SIGNED_FILE).read_text(encoding="ascii")
+            certificate = content[content.index("-----BEGIN CERTIFICATE") :]
+            return fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate))
+        except (OSError, ValueError):
+            return None
 
     def token(self) -> str:
         """From the file, the environment, or the data folder of a coordinator on this machine."""

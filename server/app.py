@@ -13,6 +13,7 @@ from server.api.dependencies import Viewer
 from server.api.documents import REFUSALS
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
+from server.certificates import find_entrance
 from server.clock import Clock, utc_now
 from server.coordinator import Coordinator
 from server.database.session import make_engine
@@ -104,6 +105,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     telemetry.watch("feddisco_connections", "Connections that are open", lambda: connections.places.taken)
     return Coordinator(
         settings=settings,
+        entrance=find_entrance(settings),
         clock=clock,
         store=store,
         blobs=blobs,

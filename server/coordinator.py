@@ -8,6 +8,7 @@ from server.background import Background
 from server.blobs import BlobStore
 from server.blobs.cache import BlobCache
 from server.blobs.integrity import BlobIntegrity
+from server.certificates import Entrance
 from server.clock import Clock
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
@@ -38,6 +39,7 @@ class Coordinator:
     """Everything that lives as long as the process."""
 
     settings: Settings
+    entrance: Entrance
     clock: Clock
     threads: Threads
     background: Background = field(default_factory=Background)

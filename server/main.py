@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from server.certificates import Entrance, with_certificate
 from server.clock import utc_now
 from server.monitoring.logs import logging_config
 from server.ownership import owning
 from server.settings import Settings, unknown_variables
 from server.web.protocol import bound_protocol
 from server.web.security import ADMIN_FILE, VIEWER_FILE
+from shared.fingerprints import format_fingerprint
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
         log.warning("%s is not a setting of the coordinator; is it misspelt?", name)
     try:
         with contextlib.ExitStack() as held:
+            _check_exposure(settings)
+            _make_folder(settings.data_folder)
+            settings = with_certificate(settings)
             listener = _prepare(settings, migrate, held)
             return _run(settings, listener)
     except Problem as problem:
@@ -75,8 +80,6 @@ def _prepare(settings: Settings, migrate: bool, held: contextlib.ExitStack) -> s
     """``held``: takes what this process holds until its end."""
     from server.database.session import sqlite_file
 
-    _check_exposure(settings)
-    _make_folder(settings.data_folder)
     _check_tls(settings)
     listener = held.enter_context(_listen(settings.host, settings.port))
     held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
@@ -85,13 +88,21 @@ def _prepare(settings: Settings, migrate: bool, held: contextlib.ExitStack) -> s
 
 
 def _check_exposure(settings: Settings) -> None:
-    if settings.is_reached_from_elsewhere and settings.tls_certificate is None and not settings.insecure:
+    has_tls = settings.self_signed or settings.tls_certificate is not None
+    if settings.is_reached_from_elsewhere and not has_tls and not settings.insecure:
         raise InvalidConfiguration(
             f"other machines reach {settings.host}, and without TLS every token and update would travel in "
             "clear.",
-            hint="Set FEDDISCO_TLS_CERTIFICATE and FEDDISCO_TLS_KEY, or listen on 127.0.0.1 behind a proxy "
-            "that speaks TLS. --insecure is for networks that nobody else is on.",
+            hint="Use --self-signed, or set FEDDISCO_TLS_CERTIFICATE and FEDDISCO_TLS_KEY, or listen on "
+            "127.0.0.1 behind a proxy that speaks TLS. --insecure is for networks that nobody else is on.",
         )
+
+
+def _say_how_to_reach(entrance: Entrance) -> None:
+    if entrance.fingerprint is not None:
+        log.info("the certificate's fingerprint (SHA-256) is %s", format_fingerprint(entrance.fingerprint))
+    if entrance.url is not None:
+        log.info("join codes lead sites to %s; if that is wrong, set FEDDISCO_PUBLIC_URL", entrance.url)
 
 
 def _say_who_reads(settings: Settings, address: str) -> None:
@@ -229,6 +240,7 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     log.info("coordinator on %s", address)
     if settings.admin_token is None:
         log.info("the admin token is in %s", settings.data_folder / ADMIN_FILE)
+    _say_how_to_reach(coordinator.entrance)
     _say_who_reads(settings, address)
     # After a clean end uvicorn raises the signal again, for the handler that was there before: this one.
     for number in (signal.SIGTERM, signal.SIGINT):

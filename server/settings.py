@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.addresses import is_loopback
+from shared.addresses import check_address, is_loopback
 
 __all__ = ["Reading", "Settings", "unknown_variables"]
 
@@ -69,6 +69,17 @@ class Settings(BaseSettings):
         False,
         description="Listen without TLS where other machines reach the port: tokens and updates travel in "
         "clear. For networks that nobody else is on, such as one between containers.",
+    )
+    self_signed: bool = Field(
+        False,
+        description="Speak TLS with a certificate of the coordinator's own, made at the first start and kept "
+        "in the data folder. Join codes carry its fingerprint, so that sites need no other file.",
+    )
+    public_url: Annotated[str, AfterValidator(check_address)] | None = Field(
+        None,
+        description="Address at which sites reach the coordinator, like `https://coordinator.example:8000`: "
+        "it goes into join codes and into the certificate of `self_signed`. Without it, it is guessed from "
+        "`host` and the certificate.",
     )
     tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
@@ -165,6 +176,8 @@ class Settings(BaseSettings):
     def _certificate_and_key(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key are given together or not at all")
+        if self.self_signed and self.tls_certificate is not None:
+            raise ValueError("self_signed and tls_certificate contradict each other: set one of them")
         return self
 
     @model_validator(mode="after")

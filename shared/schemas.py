@@ -225,6 +225,12 @@ class JoinToken(View):
     role: Role | None = None
     group: str | None = None
     name: str | None = None
+    address: str | None = Field(
+        None, description="at which sites reach the coordinator, as far as it knows; for the join code"
+    )
+    fingerprint: str | None = Field(
+        None, description="SHA-256 of a certificate that no authority has signed; for the join code"
+    )
 
 
 class JoinTokenView(View):

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from shared import problems
+from shared.fingerprints import format_fingerprint
 from shared.texts import format_size
 from worker.answers import UnexpectedAnswer
 from worker.trust import UnexpectedCertificate
@@ -170,6 +171,13 @@ def _diagnose_proxy(error: httpx.ProxyError, url: str) -> str:
 
 
 def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
+    if isinstance(cause, UnexpectedCertificate) and cause.expected is not None:
+        return Diagnosis(
+            f"The certificate of {url} is not the expected one: its fingerprint is "
+            f"{format_fingerprint(cause.fingerprint)}, expected {format_fingerprint(cause.expected)}. "
+            "Nothing was sent. Either somebody stands in between, or the coordinator has a new certificate: "
+            "ask its operator for the fingerprint, and for a new join code."
+        )
     if isinstance(cause, UnexpectedCertificate):
         return Diagnosis(
             f"The certificate of {url} has the SHA-256 fingerprint {cause.fingerprint}, which is none of the "

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import ssl
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -17,8 +15,9 @@ from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.schemas import PROTOCOL, Registration
 from shared.versions import VERSION
+from worker.address import Address, find_address
 from worker.answers import UnexpectedAnswer
-from worker.client import CoordinatorClient, load_trust
+from worker.client import CoordinatorClient
 from worker.diagnose import diagnose
 from worker.enrolment import decline_all
 from worker.faults import LocalFault
@@ -26,7 +25,14 @@ from worker.loop import Backoff, NothingDelivered, Refused, Unusable, Worker
 from worker.policy.document import load_policy
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
-from worker.state import StoredCredential, lock_folder, prepare_token, read_credential, write_credential
+from worker.state import (
+    StoredCredential,
+    find_credential,
+    lock_folder,
+    prepare_token,
+    read_credential,
+    write_credential,
+)
 from worker.told import Told
 
 if TYPE_CHECKING:
@@ -76,21 +82,21 @@ def _work(
     shutdown: Shutdown,
     transport: httpx.BaseTransport | None,
 ) -> None:
-    url = _require_url(settings)
-    backoff = Backoff(url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
-    told, policy = Told(folder, lambda: dt.datetime.now(dt.UTC)), load_policy(settings)
+    address, policy = find_address(settings, folder), load_policy(settings)
+    backoff = Backoff(address.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
+    told = Told(folder, lambda: dt.datetime.now(dt.UTC))
     with CoordinatorClient(
-        url,
-        verify=_load_trust(settings, policy),
+        address.url,
+        verify=address.load_trust(policy),
         transport=transport,
         record=told.record,
         tell=policy.own.tell,
         insecure=settings.insecure,
     ) as coordinator:
-        _check_data(settings, folder, coordinator)
-        credential = _obtain_credential(settings, folder, coordinator, backoff)
+        _check_data(settings, address, folder, coordinator)
+        credential = _obtain_credential(settings, address, folder, coordinator, backoff)
         coordinator.authenticate(credential.token)
-        reporter.say(f"Client {credential.client} at {settings.url}, task {settings.task}, state in {folder}")
+        reporter.say(f"Client {credential.client} at {address.url}, task {settings.task}, state in {folder}")
         try:
             worker = _make_worker(
                 credential.client, settings, policy, folder, coordinator, backoff, reporter, shutdown
@@ -102,12 +108,14 @@ def _work(
         worker.run()
 
 
-def _check_data(settings: WorkerSettings, folder: Path, coordinator: CoordinatorClient) -> None:
+def _check_data(
+    settings: WorkerSettings, address: Address, folder: Path, coordinator: CoordinatorClient
+) -> None:
     """Where there are no data any more, a client that is registered tells its runs before it ends."""
     if settings.data is None or settings.data.exists():
         return
     fault = InvalidConfiguration(f"--data (FEDDISCO_DATA): there is nothing at {settings.data}")
-    stored = read_credential(folder, settings.url or "")
+    stored = read_credential(folder, address.url, address.fingerprint)
     if stored is not None:
         coordinator.authenticate(stored.token)
         told = LocalFault(Fault(FaultCode.NO_DATA), str(fault))
@@ -121,13 +129,13 @@ def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport 
     Raises :class:`InvalidConfiguration` if the folder holds no client of the coordinator's, or it cannot be
     reached; :class:`shared.problems.Problem` for what it answers.
     """
-    url = _require_url(settings)
-    credential = read_credential(settings.state, url)
+    address = find_address(settings, settings.state)
+    url, verify = address.url, address.load_trust(load_policy(settings))
+    credential = read_credential(settings.state, url, address.fingerprint)
     if credential is None:
         raise InvalidConfiguration(
             f"no client of {url} is registered in {settings.state}.", hint="Name its folder with --state."
         )
-    verify = _load_trust(settings, load_policy(settings))
     with CoordinatorClient(
         url, token=credential.token, verify=verify, transport=transport, insecure=settings.insecure
     ) as coordinator:
@@ -138,47 +146,36 @@ def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport 
     return f"{credential.client} has left {run}."
 
 
-def _require_url(settings: WorkerSettings) -> str:
-    if settings.url is None:
-        raise InvalidConfiguration(
-            "no coordinator is given.", hint="Pass --url https://HOST:PORT, or set FEDDISCO_URL."
-        )
-    return settings.url
-
-
-def _load_trust(settings: WorkerSettings, policy: SitePolicy) -> ssl.SSLContext | bool:
-    fingerprints = policy.own.coordinators
-    if fingerprints and urlsplit(_require_url(settings)).scheme != "https":
-        raise InvalidConfiguration(
-            f"{policy.where('coordinators')}: {settings.url} has no certificate to compare.",
-            hint="Give the coordinator's https:// address, or leave `coordinators` empty.",
-        )
-    return load_trust(settings.ca_file, fingerprints)
-
-
 def _obtain_credential(
-    settings: WorkerSettings, folder: Path, coordinator: CoordinatorClient, backoff: Backoff
+    settings: WorkerSettings,
+    address: Address,
+    folder: Path,
+    coordinator: CoordinatorClient,
+    backoff: Backoff,
 ) -> StoredCredential:
     """The credential of an earlier start, or a new one for the join code."""
-    url = settings.url or ""
-    stored = read_credential(folder, url)
+    url, join_token = address.url, address.join_token
+    stored = read_credential(folder, url, address.fingerprint)
     if stored is not None:
         if settings.name not in (None, stored.client):
             raise InvalidConfiguration(
                 f"--name {settings.name}: the state folder {folder} belongs to the client {stored.client}.",
                 hint="Leave the name out, or give another client another folder with --state.",
             )
+        if stored != find_credential(folder):  # a new code, for where it is now or its new certificate
+            write_credential(folder, stored)
         return stored
-    join_code = settings.join_code()
-    if join_code is None:
+    if join_token is None:
         raise InvalidConfiguration(
             f"this worker is not registered at {url} yet, and no join code is given.",
-            hint="Ask the coordinator's operator for one; set FEDDISCO_JOIN_TOKEN or pass --join-token-file.",
+            hint="Ask the coordinator's operator for one, and pass it with --join (or FEDDISCO_JOIN).",
         )
     token = prepare_token(folder, url, settings.name)
     registration = Registration(name=settings.name, protocol=PROTOCOL, version=VERSION, token=token)
-    given = backoff.retry(lambda: coordinator.register(join_code, registration), registering=True)
-    credential = StoredCredential(url=url, client=given.client, token=given.token)
+    given = backoff.retry(lambda: coordinator.register(join_token, registration), registering=True)
+    credential = StoredCredential(
+        url=url, client=given.client, token=given.token, fingerprint=address.fingerprint
+    )
     write_credential(folder, credential)
     return credential
 

@@ -6,16 +6,18 @@ The only place in ``worker/`` that reads the environment. A setting is declared 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from shared.addresses import check_address
 from shared.config import Metric, Partition, Slug
 from shared.documents import parse_json
+from shared.join_codes import JoinCode, read_join_code
 from shared.left_out import OnBroken
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
@@ -58,14 +60,18 @@ class WorkerSettings(BaseSettings):
         env_prefix="FEDDISCO_", env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
     )
 
-    url: str | None = Field(
-        None, description="Address of the coordinator, like `https://coordinator.example`."
-    )
-    join_token: SecretStr | None = Field(
+    join: SecretStr | None = Field(
         None,
-        description="Join code, needed once, to register. Safer in the environment or in a file: "
-        "other users of the machine can read flags.",
+        description="Join code that the coordinator's operator gave you, needed once, to register. It holds "
+        "the address, too; `-` reads it from the standard input. Safer there, in the environment or in a "
+        "file: other users of the machine can read flags.",
     )
+    url: Annotated[str, AfterValidator(check_address)] | None = Field(
+        None,
+        description="Address of the coordinator, like `https://coordinator.example`, if the join code does "
+        "not hold it or another is to be used.",
+    )
+    join_token: SecretStr | None = Field(None, description="The same as `--join`, by its earlier name.")
     join_token_file: Annotated[Path, AfterValidator(_check_exists)] | None = Field(
         None, description="File that holds the join code."
     )
@@ -170,25 +176,18 @@ class WorkerSettings(BaseSettings):
         False, description="Exit when a run that this worker took part in has ended."
     )
 
-    @field_validator("url")
-    @classmethod
-    def _check_address(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a web address; write it like https://coordinator.example:8000")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("carries more than scheme, host, port and path; leave secrets and queries out")
-        return url.rstrip("/")
+    def join_code(self) -> JoinCode | None:
+        """The join code, from where it was given first: flag or variable, standard input, file.
 
-    def join_code(self) -> str | None:
-        """The join code from the setting or its file, without surrounding white space."""
-        if self.join_token is not None:
-            return self.join_token.get_secret_value().strip() or None
-        if self.join_token_file is not None:
-            return self.join_token_file.read_text(encoding="utf-8").strip() or None
-        return None
+        Raises :class:`InvalidConfiguration` if it is damaged.
+        """
+        given = self.join or self.join_token
+        text = given.get_secret_value() if given is not None else ""
+        if text.strip() == "-":
+            text = sys.stdin.readline()
+        elif given is None and self.join_token_file is not None:
+            text = self.join_token_file.read_text(encoding="utf-8")
+        return read_join_code(text) if text.strip() else None
 
 
 def load(flags: Mapping[str, Any] | None = None) -> WorkerSettings:

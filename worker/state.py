@@ -29,6 +29,7 @@ from shared.schemas import Body
 
 __all__ = [
     "StoredCredential",
+    "find_credential",
     "lock_folder",
     "prepare_token",
     "read_credential",
@@ -38,11 +39,12 @@ __all__ = [
 
 
 class StoredCredential(Body):
-    """Whose token this is, and for which coordinator."""
+    """Whose token this is, and for which coordinator, with the fingerprint of a pinned certificate."""
 
     url: str
     client: str
     token: str = Field(repr=False)
+    fingerprint: str | None = None
 
 
 class PendingRegistration(Body):
@@ -116,28 +118,36 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def read_credential(folder: Path, url: str) -> StoredCredential | None:
-    """The credential of an earlier start, or None. One that cannot be read is set aside.
-
-    Raises :class:`InvalidConfiguration` if it belongs to another coordinator than ``url``.
-    """
+def find_credential(folder: Path) -> StoredCredential | None:
+    """The credential of an earlier start, or None. One that cannot be read is set aside."""
     path = folder / "credential.json"
     try:
         with _folder_faults(folder):
             content = path.read_bytes() if path.exists() else None
-        if content is None:
-            return None
-        credential = StoredCredential.model_validate_json(content)
+        return None if content is None else StoredCredential.model_validate_json(content)
     except ValidationError:
         set_aside(path)
         return None
-    if credential.url != url:
+
+
+def read_credential(folder: Path, url: str, fingerprint: str | None = None) -> StoredCredential | None:
+    """The same for the coordinator at ``url``, with this address and this fingerprint.
+
+    A coordinator with the certificate that is pinned is the same one, wherever it has moved.
+
+    Raises :class:`InvalidConfiguration` if the credential belongs to another coordinator.
+    """
+    credential = find_credential(folder)
+    if credential is None:
+        return None
+    has_moved = fingerprint is not None and credential.fingerprint == fingerprint
+    if credential.url != url and not has_moved:
         raise InvalidConfiguration(
             f"the state folder {folder} belongs to the coordinator {credential.url}, not to {url}.",
             hint="Use one folder a coordinator (--state); if the coordinator has moved, edit url in "
-            f"{path} (never send that file to anybody: it holds the token).",
+            f"{folder / 'credential.json'} (never send that file to anybody: it holds the token).",
         )
-    return credential
+    return credential.model_copy(update={"url": url, "fingerprint": fingerprint or credential.fingerprint})
 
 
 def write_credential(folder: Path, credential: StoredCredential) -> None:

@@ -65,7 +65,10 @@ async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> No
 
 @router.post("/join-tokens", status_code=201)
 async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, admin: Admin) -> JoinToken:
-    """Create a join token. It is in the answer, and never shown again."""
+    """Create a join token. It is in the answer, and never shown again.
+
+    Address and fingerprint are what a join code holds beside it.
+    """
     token, now = make_token(), coordinator.clock()
     expires_at = None if body.valid_seconds is None else now + dt.timedelta(seconds=body.valid_seconds)
     grant = ClientGrant(body.role, body.group, body.name)
@@ -73,8 +76,14 @@ async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, ad
     made = await coordinator.threads.run(
         add, hash_token(token), body.uses, expires_at, now, actor=admin, grant=grant
     )
+    entrance = coordinator.entrance
     return JoinToken(
-        id=made, token=token, expires_at=expires_at, **body.model_dump(exclude={"valid_seconds"})
+        id=made,
+        token=token,
+        expires_at=expires_at,
+        address=entrance.url,
+        fingerprint=entrance.fingerprint,
+        **body.model_dump(exclude={"valid_seconds"}),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from server.lifecycle.views import reason_for_clients
+from shared.config import EVERYBODY
 from shared.schemas import (
     EnrolmentView,
     EvaluationView,
@@ -41,7 +42,7 @@ __all__ = [
 SMALLEST_SUM = 3
 """Clients in any sum that a client reads, itself included."""
 
-_SHARES = ("size_share", "discrepancy_share", "score", "weight", "size_weight")
+_SHARES = ("size_share", "discrepancy_share", "score", "weight", "size_weight", "uncapped_weight")
 """Numbers of a client's own row that hold a sum over all."""
 
 _SUMMARY = (
@@ -50,7 +51,7 @@ _SUMMARY = (
 )
 _RUN = (
     *_SUMMARY,
-    *("config", "classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for"),
+    *("classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for"),
 )
 _ROUND = (
     *("run", "round", "attempt", "status", "opened_at", "deadline_at", "closed_at", "completed_at"),
@@ -89,6 +90,7 @@ def run_for(client: str, view: RunView) -> RunView:
         sums = sums.model_copy(update={"examples": sum(row.examples for row in trainers)})
     return RunView(
         **_pick(view, _RUN),
+        config=view.config.model_copy(update={"participants": EVERYBODY}),  # it names others
         reason=reason_for_clients(view.reason),
         enrolments=_own(client, view.enrolments),
         current_round=None if view.current_round is None else round_for(client, view.current_round),
@@ -159,7 +161,7 @@ def _gives_away(client: str, summed: Sequence[str]) -> bool:
 
 
 def _own_row(row: LedgerRow, hidden: bool) -> LedgerRow:
-    return row.model_copy(update=dict.fromkeys(_SHARES)) if hidden else row
+    return row.model_copy(update={**dict.fromkeys(_SHARES), "details": {}}) if hidden else row
 
 
 def _mean_loss(rows: Sequence[LedgerRow]) -> float | None:

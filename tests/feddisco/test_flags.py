@@ -40,7 +40,8 @@ def without_spaces(text: str) -> str:
     ("command", "settings", "names"),
     [
         ("worker", WorkerSettings, tuple(WorkerSettings.model_fields)),
-        ("server", Settings, ("host", "port", "data_folder", "database_url", "open_pages", "insecure")),
+        ("server", Settings, ("host", "port", "data_folder", "database_url", "self_signed", "public_url")),
+        ("server", Settings, ("open_pages", "insecure")),
         ("run list", ConsoleSettings, CONNECTION),
         ("replay", Settings, ("data_folder", "database_url")),
     ],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.config import Partition
+from shared.join_codes import JoinCode, write_join_code
 from shared.problems import InvalidConfiguration
 from worker.settings import WorkerSettings, load
 
@@ -56,9 +59,18 @@ def test_algorithms_are_patterns_with_commas_between(monkeypatch: pytest.MonkeyP
 def test_the_join_code_comes_from_its_file_without_the_line_end(tmp_path: Path) -> None:
     path = tmp_path / "code"
     path.write_text("  the-code\n")
-    settings = load({"join_token_file": path})
-    assert settings.join_code() == "the-code"
-    assert "direct" in (load({"join_token": "direct", "join_token_file": path}).join_code() or "")
+    assert load({"join_token_file": path}).join_code() == JoinCode("the-code")
+    assert load({"join_token": "direct", "join_token_file": path}).join_code() == JoinCode("direct")
+    assert load({"join": "first", "join_token": "direct"}).join_code() == JoinCode("first")
+
+
+def test_a_join_code_from_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = JoinCode("a-token", "https://coordinator.example:8000", "0a" * 32)
+    for name in ("join", "join_token"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{write_join_code(code)}\nmore"))
+        assert load({name: "-"}).join_code() == code
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert load({"join": "-"}).join_code() is None
 
 
 def test_secrets_are_not_shown() -> None:

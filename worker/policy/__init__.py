@@ -6,7 +6,6 @@ compares a run with it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from shared.discrepancy import Metric
+from shared.fingerprints import parse_fingerprint
 from shared.frozen import Frozen
 from shared.left_out import OnBroken
 
@@ -44,14 +44,7 @@ _Most = _Fewest | None
 _Switch = Annotated[bool, Field(strict=True)]
 
 
-def _normalise_fingerprint(given: str) -> str:
-    digits = given.removeprefix("sha256:").replace(":", "").lower()
-    if not re.fullmatch("[0-9a-f]{64}", digits):
-        raise ValueError("is not a SHA-256 fingerprint: 64 hexadecimal digits, with or without colons")
-    return digits
-
-
-_Fingerprint = Annotated[str, AfterValidator(_normalise_fingerprint)]
+_Fingerprint = Annotated[str, AfterValidator(parse_fingerprint)]
 
 
 class Policy(Frozen):
