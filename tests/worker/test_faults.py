@@ -162,7 +162,7 @@ def test_a_model_that_can_never_be_scored_is_not_asked_for_again(at: Live, tmp_p
 
 
 def test_a_run_that_is_stopped_while_it_trains_is_no_fault(at: Live, tmp_path: Path) -> None:
-    slow, local = "tests.helpers.own_tasks:Slow", {"steps": 100_000}
+    slow, local = "tests.helpers.own_tasks:Slow", {"steps": 50_000}
     create(at, task=slow, min_clients=1, local=local, weighting={"kind": "sizes"})
     member = worker(at, tmp_path, "site", task=slow)
     at.wait_for(lambda: at.run()["current_round"] and at.run()["current_round"]["ledger"][0]["progress"])
