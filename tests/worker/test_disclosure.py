@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.config import Metric
-from shared.discrepancy import discrepancy
+from shared.discrepancy import Target, discrepancy
 from shared.faults import FaultCode
 from shared.problems import InvalidConfiguration
 from worker.candidates import count_fits, partitions
@@ -26,7 +26,7 @@ from worker.disclosure import (
     describe_answer,
     told_size,
 )
-from worker.noise import Target, make_noise, sensitivity
+from worker.noise import make_noise, sensitivity
 
 COUNTS = (40, 100, 20, 100)
 NOISED, EXACT, NONE = Rule("noised"), Rule("exact"), Rule("none")

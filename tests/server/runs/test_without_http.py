@@ -96,7 +96,7 @@ def test_an_update_is_kept_once_and_answered_the_same_again(at: Coordinator) -> 
     with pytest.raises(UpdateAlreadyReceived):
         at.intake.check(offer(at, "a", file_of(2.0)))
     assert at.assignments.take_next("a") is None
-    assert at.assignments.explain_wait("a").startswith("demo: round 1: waiting for b until ")
+    assert at.assignments.explain_wait("a").startswith("demo: round 1: waiting for 1 client until ")
 
 
 def test_what_is_refused_leaves_no_file_and_no_row(at: Coordinator) -> None:
