@@ -55,6 +55,7 @@ from shared.schemas import (
     Metrics,
     Progress,
     Receipt,
+    RoundStatus,
     RoundView,
     RunSummary,
     RunView,
@@ -75,6 +76,8 @@ class Store:
         self.engine = engine
         self._configs = Configs()
         self._writer = GroupCommit(engine)
+        self.unwritten_delays: dict[str, str] = {}
+        """By run, why its round is not aggregated, where even that cannot be written: the disk is full."""
 
     def _read(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The query's answer, from one consistent snapshot."""
@@ -315,7 +318,12 @@ class Store:
 
     def run_view(self, run: str, now: dt.datetime, reader: str | None = None) -> RunView:
         """``reader``: the client that the sentence on what the run waits for is for; None: the page."""
-        return self._read(runs.read_run, run, now, self._configs, reader)
+        view = self._read(runs.read_run, run, now, self._configs, reader)
+        reason, current = self.unwritten_delays.get(run), view.current_round
+        if reason is None or current is None or current.status is not RoundStatus.AGGREGATING:
+            return view
+        words = f"; delayed: {reason}" if reader is None else ", which is delayed"
+        return view.model_copy(update={"waiting_for": view.waiting_for + words})
 
     def runs(self) -> list[RunSummary]:
         """Newest first."""

@@ -13,7 +13,6 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -250,9 +249,21 @@ class Runner:
         except Conflict as conflict:
             log.info("round %d of %s is settled already: %s", number, run, conflict.detail)
         except ServiceFault as fault:
-            with suppress(Problem):  # the database may be what is at fault
-                self.commit(run, AggregationDelayed(number, attempt, fault.detail), actor=ACTOR)
+            self._note_delay(run, number, attempt, fault)
             raise
+        self._store.unwritten_delays.pop(run, None)
+
+    def _note_delay(self, run: str, number: int, attempt: int, fault: ServiceFault) -> None:
+        """In the database; in memory while that is what is at fault, as on the same full disk."""
+        try:
+            self.commit(run, AggregationDelayed(number, attempt, fault.detail), actor=ACTOR)
+        except ServiceFault:
+            self._store.unwritten_delays[run] = fault.detail
+            self._call_soon(self._hub.announce, run)
+        except Problem:
+            return  # the round is settled meanwhile
+        else:
+            self._store.unwritten_delays.pop(run, None)
 
     def _compute_result(
         self, run: str, number: int, attempt: int
