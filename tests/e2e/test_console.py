@@ -111,10 +111,10 @@ def test_a_run_with_a_task_of_ones_own(completed: Deployment) -> None:
 
 def test_the_model_is_downloaded(completed: Deployment, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
-    said = completed.console("run", "model", "own", str(out))
+    said = completed.console("run", "model", "own", str(out), "--plain")
     assert digest_of(out) == completed.rounds("own")[-1].scored_model
     assert str(digest_of(out)) in said
-    completed.console("run", "model", "own", str(out), "--round", "1")
+    completed.console("run", "model", "own", str(out), "--round", "1", "--plain")
     assert digest_of(out) == completed.rounds("own")[0].scored_model
     told = completed.console("run", "model", "own", str(out), "--round", "9", code=2)
     assert told == "feddisco: Run own has no completed round 9.\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ from server.main import _say_who_reads, check_storage, migrate, serve
 from server.ownership import owning
 from server.settings import Settings
 from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
+
+
+@pytest.fixture(autouse=True)
+def loggers_left_as_they_were() -> Iterator[None]:
+    """``serve`` sets up logging for the whole process: later tests would write to a stream that is closed."""
+    yield
+    for name in ("feddisco", "uvicorn", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 def refusal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
