@@ -102,7 +102,10 @@ def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
     with benchmark(tmp_path, "overhead", "--", "--algorithms", "somebody.elses:*") as started:
         assert started.wait() == 1
         assert_nothing_is_left(started, tmp_path)
-    assert re.search(r"The client worker-0\d has declined the run overhead: .*Nudge", started.output)
+    assert re.search(
+        r"The client worker-0\d has declined the run overhead: .* does not allow the run's algorithm",
+        started.output,
+    )
     assert "Traceback" not in started.output
 
 

@@ -323,6 +323,7 @@ def test_a_fault_takes_its_own_counts_and_nothing_else(wrong: dict[str, Any]) ->
 
 def test_every_sentence_can_be_said() -> None:
     figures = {"parts": 3, "index": 4, "now": 5, "enrolled": 6, "status": 413, "examples": 7, "bytes": 38_756}
+    figures |= {"allowed": 8, "asked": 9}
     for code, template in SENTENCES.items():
         counts = {name: count for name, count in figures.items() if f"{{{name}}}" in template}
         doing = Doing.TRAINING if "{doing}" in template else None

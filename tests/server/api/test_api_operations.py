@@ -190,7 +190,7 @@ def test_enrolment_compares_the_class_contract(at: Live) -> None:
 
 
 def test_a_discrepancy_is_submitted_once(at: Live) -> None:
-    at.create()
+    at.create(weighting={"kind": "disco", "target": [0.5, 0.5, 0.0]})  # an owl is infinitely far
     (site,) = enrolled(at, (10,), (0.25,))
     assert site.submit("demo", 0.25).status_code == 204
     assert site.submit("demo", 0.5).json()["code"] == "discrepancy-already-submitted"

@@ -170,7 +170,7 @@ def test_counts_and_referenced_blobs(story: Story) -> None:
     assert counts["rounds"]["completed"] == 1
     assert counts["participants"]["aggregated"] == 2
     assert counts["clients"] == {"registered": 1, "revoked": 1}
-    assert counts["blobs"] == {"number": 4, "bytes": 100 + 50 + 50 + 60}
+    assert counts["blobs"] == {"number": 4, "bytes": 100 + 50 + 50 + 60, "faulty": 0}
     assert counts["events"]["number"] == story.store.latest_event_id()
     assert story.store.referenced_blobs() == {
         INITIAL,
