@@ -112,7 +112,7 @@ class Deployment:
         """``site-0`` ... with the index of their number, dealt to the coordinators in turn."""
         names = [f"site-{index}" for index in range(count)]
         for index, name in enumerate(names):
-            part = ("--partition", "run", "--index", str(index), "--algorithms", "tests.helpers.*")
+            part = ("--partition", "run", "--index", str(index), "--algorithms", "tests.helpers.*:*")
             self.start_worker(name, *part, at=at[index % len(at)] if at else "coordinator")
         return names
 
