@@ -21,7 +21,7 @@ MAY_IMPORT = {  # docs/architecture.md says the same
     "simulation": ("simulation", "shared", "server.lifecycle"),
     "feddisco": ("feddisco", "simulation", "server", "worker", "shared", "experiments"),
     "alembic": ("server.database",),
-    "experiments": ("experiments", "simulation", "shared"),
+    "experiments": ("experiments", "simulation", "worker", "shared"),
     "benchmarks": ("benchmarks", "simulation", "server", "worker", "feddisco", "shared"),
 }
 WEB = ("fastapi", "starlette", "uvicorn", "httpx", "jinja2", "server.api", "server.pages", "server.web")
