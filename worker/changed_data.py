@@ -66,7 +66,8 @@ class DataWatch:
             self.say(f"{run}: the data here have changed, and cannot be used: {fault}")
             return False
         if told_size(number, policy.sizes) == enrolled:
-            self.say(f"{run}: the data here have changed; continuing with {number} examples as before")
+            told = "" if number == enrolled else f", told as {enrolled}"
+            self.say(f"{run}: the data here have changed; continuing with {number} examples{told} as before")
             self.keep(local)
             return True
         self.say(f"{run}: the data here have changed: {number} examples, enrolled with {enrolled}")

@@ -239,6 +239,22 @@ def test_d6_changed_data_are_gone_on_with_only_if_their_number_is_the_same(
         assert member.join() == 4
 
 
+def test_d6_rounded_sizes_that_stay_the_same_are_gone_on_with(at: Live, tmp_path: Path) -> None:
+    """What counts is the number that was told: 104 and 102 are both 100."""
+    data = waiting_run(at, tmp_path)
+    images(data, {"a": ".png", "b": ".png"}, 51)
+    settings = {"sizes": "rounded", "on_changed_data": "continue"}
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data, **settings)
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    change(data, 1)
+    start(at)
+    assert member.join() == 0
+    assert (
+        "skin: the data here have changed; continuing with 104 examples, told as 100 as before" in member.log
+    )
+    assert row_of(at, "skin", "north")["examples"] == 100
+
+
 def test_d6_changed_data_are_noticed_at_the_start(at: Live, tmp_path: Path) -> None:
     data = waiting_run(at, tmp_path)
     north = at.site("north")
