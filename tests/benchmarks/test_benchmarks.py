@@ -87,7 +87,15 @@ def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
     assert expected | {"cores", "load", "python"} <= set(numbers)
 
 
-@pytest.mark.parametrize("name", LONG)
+def mostly_slow(cases: Iterable[tuple[str, ...]]) -> list[object]:
+    """Of each way to end, every run of the suite has the benchmark with the most kinds of processes."""
+    quick = ("overhead", "aggregation")
+    return [
+        pytest.param(*case, marks=() if case[0] in quick else pytest.mark.slow, id=case[0]) for case in cases
+    ]
+
+
+@pytest.mark.parametrize("name", mostly_slow((name,) for name in LONG))
 def test_a_sigterm_leaves_nothing(tmp_path: Path, name: str) -> None:
     with benchmark(tmp_path, name, *LONG[name]) as started:
         started.wait_for_descendants(lambda lines: has_started(name, lines))
@@ -111,11 +119,13 @@ def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "role", "sentence"),
-    [
-        ("overhead", "worker", r"worker-0\d ended early \(exit code -9\)"),
-        ("polling", "server", r"A client has lost the coordinator: \w+|coordinator ended early"),
-        ("simulation", "pool", r"A process of a pool ended early"),
-    ],
+    mostly_slow(
+        [
+            ("overhead", "worker", r"worker-0\d ended early \(exit code -9\)"),
+            ("polling", "server", r"A client has lost the coordinator: \w+|coordinator ended early"),
+            ("simulation", "pool", r"A process of a pool ended early"),
+        ]
+    ),
 )
 def test_a_killed_process_ends_it_with_a_message(tmp_path: Path, name: str, role: str, sentence: str) -> None:
     with benchmark(tmp_path, name, *LONG[name]) as started:

@@ -17,7 +17,12 @@ from simulation.results import MadeWith, made_with
 from simulation.run import Results, simulate
 from tests.helpers.pictures import Pictures
 
-PAIRS = [(engine, kernels) for kernels in get_args(KernelsName) for engine in get_args(EngineName)]
+SLOW = [("ray", "native"), ("processes", "torch")]  # their halves are in every run of the suite
+PAIRS = [
+    pytest.param(engine, kernels, marks=pytest.mark.slow if (engine, kernels) in SLOW else ())
+    for kernels in get_args(KernelsName)
+    for engine in get_args(EngineName)
+]
 
 
 def config(algorithm: str = "scaffold") -> RunConfig:

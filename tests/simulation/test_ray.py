@@ -55,6 +55,7 @@ def cluster() -> Iterator[str]:
 
 
 on_ray = [pytest.mark.usefixtures("cluster"), pytest.mark.xdist_group("ray")]
+slow_on_ray = [*on_ray, pytest.mark.slow]
 
 
 def busy(process: psutil.Process, task: str) -> list[psutil.Process]:
@@ -119,7 +120,7 @@ class TestEngine:
 
 
 class TestSweep:
-    pytestmark = on_ray
+    pytestmark = slow_on_ray
 
     def test_as_on_this_machine_and_one_failure_stops_no_other(self, tmp_path: Path, cluster: str) -> None:
         here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
