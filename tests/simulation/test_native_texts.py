@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -47,6 +48,18 @@ def gradients(of: Features, tokens: Tensor, wanted: Tensor) -> list[Tensor]:
     return [out.detach(), *(p.grad for p in of.parameters() if p.grad is not None)]
 
 
+def is_decided(features: Features, tokens: Tensor) -> bool:
+    """Whether rounding cannot decide which window has a maximum, nor whether it is above zero."""
+    exact = copy.deepcopy(features).double()
+    embedded = exact.embedding(tokens).transpose(1, 2)
+    for convolution in exact.convolutions:
+        values = convolution(embedded)
+        behind = values.amax(dim=2, keepdim=True) - values
+        if bool(((behind > 1e-12) & (behind < 1e-5)).any() or (values.amax(dim=2).abs() < 1e-5).any()):
+            return False
+    return True
+
+
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=20),
     longest=st.integers(5, 30),
@@ -73,6 +86,7 @@ def test_maxima_and_their_gradients(
     if padding_counts:  # its vector is zero in training, but nothing here relies on that
         for each in (ours, plain):
             each.embedding.weight.data[0] = torch.linspace(-1, 1, dimensions)
+    assume(is_decided(plain, tokens))
     wanted = torch.randn(len(lengths), outputs * len(widths))
     both = (gradients(each, tokens, wanted) for each in (ours, plain))
     for one, other in zip(*both, strict=True):

@@ -13,9 +13,12 @@
 
 namespace {
 
-constexpr int TILE = WIDTH == 16 ? 6 : WIDTH == 8 ? 2 : 4;  // channels whose sums are held at once
-constexpr int DEEP = TILE < 4 ? TILE : 4;  // the same for gradients of kernels, beside TAPS products each
-constexpr int TAPS = TILE < 4 ? 3 : 5;
+// How many sums are held at once: with the operands they fill the registers, so that the multiplications, not
+// the loads, are what takes the time.
+constexpr int TILE = 6;  // channels
+constexpr int PIECE = REGISTERS == 32 ? 4 : 2;  // vectors of lanes, each for every channel of the tile
+constexpr int DEEP = REGISTERS == 32 ? 4 : 2;  // channels of gradients of kernels, each with TAPS of them
+constexpr int TAPS = 5;
 
 struct Shape {
     int inputs, height, width;  // what comes in
@@ -25,32 +28,38 @@ struct Shape {
     int wide() const { return width - kernel_width + 1; }
 };
 
-// Calls body(lane, constant number of vectors) for pieces of the lanes: four vectors, then two, then one.
-template <class Body> inline void pieces(int lanes, Body body) {
-    int lane = 0;
-    for (; lane + 4 * WIDTH <= lanes; lane += 4 * WIDTH) body(lane, std::integral_constant<int, 4>{});
-    for (; lane + 2 * WIDTH <= lanes; lane += 2 * WIDTH) body(lane, std::integral_constant<int, 2>{});
-    for (; lane + WIDTH <= lanes; lane += WIDTH) body(lane, std::integral_constant<int, 1>{});
+// Calls body(lane, constant number of vectors) for pieces of the lanes: PIECE vectors, then half as many ...
+template <int LARGEST = PIECE, class Body> inline void pieces(int lanes, Body body, int lane = 0) {
+    for (; lane + LARGEST * WIDTH <= lanes; lane += LARGEST * WIDTH) body(lane, std::integral_constant<int, LARGEST>{});
+    if constexpr (LARGEST > 1) pieces<LARGEST / 2>(lanes, body, lane);
 }
 
 // ---------------------------------------------------------------- forward
 
-// One pixel of CHANNELS outputs: the sum over inputs and taps. `weights` are (inputs, taps, all outputs).
+// One pixel of CHANNELS outputs: bias, and the sum over inputs and taps. `weights` are (inputs, taps, all
+// outputs). Not inlined: the sums need all registers, and a caller that holds others pushes some to memory.
 template <int CHANNELS, int VECTORS>
-inline void pixel(const Shape &s, const float *in, const float *weights, Vector (&sums)[CHANNELS][VECTORS]) {
+[[gnu::noinline]] void pixel(const Shape &s, const float *in, const float *weights, const float *bias,
+                             Vector (&result)[CHANNELS][VECTORS]) {
     const size_t row = size_t(s.width) * s.lanes, plane = row * s.height;
-    for (int i = 0; i < s.inputs; i++)
-        for (int ky = 0; ky < s.kernel_height; ky++) {
+    const int inputs = s.inputs, high = s.kernel_height, wide = s.kernel_width, lanes = s.lanes, next = s.outputs;
+    Vector sums[CHANNELS][VECTORS];
+    for (int c = 0; c < CHANNELS; c++)
+        for (int v = 0; v < VECTORS; v++) sums[c][v] = all(bias[c]);
+    for (int i = 0; i < inputs; i++)
+        for (int ky = 0; ky < high; ky++) {
             const float *at = in + i * plane + ky * row;
-            for (int kx = 0; kx < s.kernel_width; kx++, at += s.lanes, weights += s.outputs) {
+            for (int kx = 0; kx < wide; kx++, at += lanes, weights += next) {
                 Vector x[VECTORS];
-                for (int v = 0; v < VECTORS; v++) x[v] = load(at + v * WIDTH);
+                for (int v = 0; v < VECTORS; v++) x[v] = held(at + v * WIDTH);
                 for (int c = 0; c < CHANNELS; c++) {
                     const Vector w = all(weights[c]);
                     for (int v = 0; v < VECTORS; v++) sums[c][v] += w * x[v];
                 }
             }
         }
+    for (int c = 0; c < CHANNELS; c++)
+        for (int v = 0; v < VECTORS; v++) result[c][v] = sums[c][v];
 }
 
 // The largest of a 2x2 window and which one it was (0 to 3; 4 where ReLU lets nothing through).
@@ -58,28 +67,23 @@ template <int CHANNELS, int VECTORS>
 void window(const Shape &s, const float *in, const float *weights, const float *bias, float *out,
             uint8_t *which, size_t step) {
     const size_t row = size_t(s.width) * s.lanes;
-    float best[CHANNELS][VECTORS * WIDTH];
-    uint8_t place[CHANNELS][VECTORS * WIDTH];
+    Vector best[CHANNELS][VECTORS];
+    Mask place[CHANNELS][VECTORS];
     for (int corner = 0; corner < 4; corner++) {
         Vector sums[CHANNELS][VECTORS];
+        pixel<CHANNELS, VECTORS>(s, in + (corner / 2) * row + (corner % 2) * s.lanes, weights, bias, sums);
         for (int c = 0; c < CHANNELS; c++)
-            for (int v = 0; v < VECTORS; v++) sums[c][v] = all(bias[c]);
-        pixel<CHANNELS, VECTORS>(s, in + (corner / 2) * row + (corner % 2) * s.lanes, weights, sums);
-        for (int c = 0; c < CHANNELS; c++) {
-            float now[VECTORS * WIDTH];
-            for (int v = 0; v < VECTORS; v++) store(now + v * WIDTH, sums[c][v]);
-            for (int l = 0; l < VECTORS * WIDTH; l++) {
-                const bool larger = corner == 0 || now[l] > best[c][l];
-                best[c][l] = larger ? now[l] : best[c][l];
-                place[c][l] = larger ? corner : place[c][l];
+            for (int v = 0; v < VECTORS; v++) {
+                const Mask larger = corner == 0 ? Mask{} == 0 : sums[c][v] > best[c][v];
+                best[c][v] = larger ? sums[c][v] : best[c][v];
+                place[c][v] = larger ? corner - Mask{} : place[c][v];
             }
-        }
     }
     for (int c = 0; c < CHANNELS; c++)
-        for (int l = 0; l < VECTORS * WIDTH; l++) {
-            const bool shut = best[c][l] <= 0;  // a NaN is none of both and stays
-            out[c * step + l] = shut ? 0 : best[c][l];
-            which[c * step + l] = shut ? 4 : place[c][l];
+        for (int v = 0; v < VECTORS; v++) {
+            const Mask shut = best[c][v] <= 0;  // a NaN is none of both and stays
+            store(out + c * step + v * WIDTH, shut ? Vector{} : best[c][v]);
+            store(which + c * step + v * WIDTH, shut ? 4 - Mask{} : place[c][v]);
         }
 }
 
@@ -112,19 +116,19 @@ template <int CHANNELS, int COUNT>
 inline void row_taps(const Shape &s, const float *gradients, size_t plane, const float *in, float *sums,
                      size_t next) {
     const int lanes = s.lanes, length = s.wide() * lanes;
-    Vector held[CHANNELS][COUNT];
+    Vector total[CHANNELS][COUNT];
     for (int c = 0; c < CHANNELS; c++)
-        for (int t = 0; t < COUNT; t++) held[c][t] = load(sums + (c * next + t) * WIDTH);
+        for (int t = 0; t < COUNT; t++) total[c][t] = load(sums + (c * next + t) * WIDTH);
     for (int at = 0; at < length; at += WIDTH) {
-        Vector x[COUNT];
-        for (int t = 0; t < COUNT; t++) x[t] = load(in + at + t * lanes);
-        for (int c = 0; c < CHANNELS; c++) {
-            const Vector g = load(gradients + c * plane + at);
-            for (int t = 0; t < COUNT; t++) held[c][t] += g * x[t];
+        Vector g[CHANNELS];
+        for (int c = 0; c < CHANNELS; c++) g[c] = held(gradients + c * plane + at);
+        for (int t = 0; t < COUNT; t++) {
+            const Vector x = held(in + at + t * lanes);
+            for (int c = 0; c < CHANNELS; c++) total[c][t] += g[c] * x;
         }
     }
     for (int c = 0; c < CHANNELS; c++)
-        for (int t = 0; t < COUNT; t++) store(sums + (c * next + t) * WIDTH, held[c][t]);
+        for (int t = 0; t < COUNT; t++) store(sums + (c * next + t) * WIDTH, total[c][t]);
 }
 
 // Adds the part of row y to the gradient of the kernels, (outputs, inputs, taps, WIDTH): a row of gradients and
@@ -170,7 +174,7 @@ void input_pixel(const Shape &s, const float *full, const float *weights, int y,
                 const float *at = full + o * plane + (y - ky) * row + size_t(x - kx) * s.lanes;
                 const float *w = weights + ((size_t(o) * s.kernel_height + ky) * s.kernel_width + kx) * s.inputs;
                 Vector g[VECTORS];
-                for (int v = 0; v < VECTORS; v++) g[v] = load(at + v * WIDTH);
+                for (int v = 0; v < VECTORS; v++) g[v] = held(at + v * WIDTH);
                 for (int c = 0; c < CHANNELS; c++) {
                     const Vector one = all(w[c]);
                     for (int v = 0; v < VECTORS; v++) sums[c][v] += one * g[v];

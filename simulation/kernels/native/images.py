@@ -23,12 +23,18 @@ def accelerate_images(task: Task) -> bool:
     kind: type[ImageTask] = type(task)
     if (kind.prepare, kind.augment) != (ImageTask.prepare, ImageTask.augment):
         return False
-    task.prepare = partial(_prepare, task)  # type: ignore[method-assign]
+    shift, scale = (each.expand(task.input_shape[0]).contiguous() for each in task.normalisation())
+    task.prepare = partial(_prepare, task, shift, scale)  # type: ignore[method-assign]
     return True
 
 
-def _prepare(task: ImageTask, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """What :meth:`ImageTask.prepare` makes of bytes (B, C, H, W), with the batch innermost in memory."""
+def _prepare(
+    task: ImageTask, shift: Tensor, scale: Tensor, inputs: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """What :meth:`ImageTask.prepare` makes of bytes (B, C, H, W), with the batch innermost in memory.
+
+    ``shift`` and ``scale`` (C,) are its normalisation.
+    """
     if inputs.dtype != torch.uint8:
         return ImageTask.prepare(task, inputs, generator)
     number, channels, height, width = inputs.shape
@@ -40,7 +46,6 @@ def _prepare(task: ImageTask, inputs: Tensor, generator: torch.Generator | None)
         down, right = corners(number, padding, generator)
     if generator is not None and task.flips:
         turned = mirrored(number, generator)
-    shift, scale = (each.expand(channels).contiguous() for each in task.normalisation())
     out = torch.empty(channels, height, width, lanes_for(number))
     shape = Shape(inputs=channels, height=height, width=width, lanes=out.shape[3])
     images = inputs.contiguous()

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 namespace {
@@ -14,10 +15,31 @@ constexpr int WIDTH = 8;
 constexpr int WIDTH = 4;
 #endif
 
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
 typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
+typedef int32_t Mask __attribute__((vector_size(WIDTH * 4), aligned(4)));  // of a comparison: all ones, or zero
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
 
 inline Vector load(const float *from) { return *reinterpret_cast<const Vector *>(from); }
 inline void store(float *to, Vector value) { *reinterpret_cast<Vector *>(to) = value; }
+inline void store(uint8_t *to, Mask small) { *reinterpret_cast<Bytes *>(to) = __builtin_convertvector(small, Bytes); }
+
+// Loaded once and kept in a register: a compiler that would rather name the memory in each multiplication loads
+// it each time.
+inline Vector held(const float *from) {
+    Vector value = load(from);
+#if defined(__x86_64__)
+    asm("" : "+x"(value));
+#elif defined(__aarch64__)
+    asm("" : "+w"(value));
+#endif
+    return value;
+}
 inline Vector all(float value) { return value - Vector{}; }
 
 // Calls body with the constant that `count` is, from 1 to LARGEST.
