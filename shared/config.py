@@ -15,6 +15,7 @@ from shared.discrepancy import Metric
 from shared.frozen import Frozen
 from shared.presets import expanded
 from shared.problems import InvalidConfiguration
+from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.disco import DiscoWeighting
@@ -230,6 +231,13 @@ class Participants(Frozen):
         return None if open_ended else len(set(self.trainers))
 
 
+def _check_quorum(rule: VectorRule, quorum: int) -> None:
+    if rule.updates_needed > quorum:
+        raise ValueError(
+            f"aggregation needs {rule.updates_needed} updates a round, a quorum is {quorum}: raise quorum"
+        )
+
+
 EVERYBODY: Final = Participants(trainers=ANYONE, evaluators=ANYONE)
 
 
@@ -261,6 +269,18 @@ class RunConfig(Frozen):
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice(name="fedavg"))
     weighting: Weighting = Field(default_factory=DiscoWeighting)
+    aggregation: AnyRule = Field(
+        MEAN,
+        description="what the updates are combined by, beneath any weighting: their mean, or a robust rule",
+    )
+    max_norm: float = Field(
+        1000.0,
+        gt=0,
+        description="an update may move the model by so many times the model's norm (at least 1), no further",
+    )
+    max_entry: float = Field(
+        1e12, gt=0, description="the largest magnitude that a number in an update may have"
+    )
     max_weight: float | None = Field(
         None, gt=0, le=1, description="the largest aggregation weight of a client; the others are rescaled"
     )
@@ -362,6 +382,8 @@ class RunConfig(Frozen):
             raise ValueError(
                 f"clients_per_round {self.clients_per_round} exceeds min_clients {self.min_clients}"
             )
+        if isinstance(self.aggregation, VectorRule):
+            _check_quorum(self.aggregation, self.updates_needed)
         named = self.participants.trainers_named
         if named is not None and named < self.min_clients:
             raise ValueError(
@@ -384,6 +406,9 @@ class RunConfig(Frozen):
             return
         reasons = {
             self.weighting.find_dependence(): True,
+            "a robust aggregation looks at single updates, which nobody sees": not isinstance(
+                self.aggregation, MeanRule
+            ),
             "max_weight limits single weights, which nobody knows": self.max_weight is not None,
             "max_examples and approve go by single sizes, which nobody knows": self.max_examples is not None
             or self.approve != "nothing",

@@ -7,7 +7,7 @@
     │   ├── InvalidConfiguration      DataUnfit
     │   └── UpdateInvalid             the uploaded bytes cannot be believed
     │       ├── NotSafetensors · Truncated · UnknownTensor · MissingTensor
-    │       ├── WrongShape · WrongDtype · NotFinite
+    │       ├── WrongShape · WrongDtype · NotFinite · OutOfBounds
     │       ├── DigestMismatch
     │       └── TooLarge 413
     ├── Unauthorised 401              MissingToken · WrongToken · RevokedToken
@@ -61,6 +61,7 @@ __all__ = [
     "NotFound",
     "NotSafetensors",
     "NotSupported",
+    "OutOfBounds",
     "Problem",
     "QuotaExceeded",
     "RangeNotSatisfiable",
@@ -178,6 +179,11 @@ class WrongDtype(UpdateInvalid):
 class NotFinite(UpdateInvalid):
     code = "not-finite"
     title = "A tensor holds NaN or infinity"
+
+
+class OutOfBounds(UpdateInvalid):
+    code = "out-of-bounds"
+    title = "The update is beyond what the run believes"
 
 
 class DigestMismatch(UpdateInvalid):

@@ -330,6 +330,12 @@ class LedgerRow(View):
     uncapped_weight: float | None = Field(
         None, description="what the weighting gave before the run's cap; None: no cap"
     )
+    norm: float | None = Field(None, description="of the update's displacement from the start model")
+    largest_entry: float | None = Field(None, description="the largest magnitude in the displacement")
+    cosine: float | None = Field(None, description="of the displacement and the others' mean direction")
+    share: float | None = Field(
+        None, description="in the model, under a rule of vectors; None: the weight, or differs by coordinate"
+    )
     details: dict[str, float] = Field(
         default_factory=dict, description="further numbers that made the score, by the weighting's names"
     )

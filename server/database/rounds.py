@@ -25,6 +25,7 @@ from shared.schemas import (
 )
 
 __all__ = [
+    "find_start_model",
     "list_collecting",
     "list_overdue",
     "list_rounds",
@@ -114,6 +115,12 @@ def scored_model(connection: Reading, run: str, number: int) -> str | None:
     """The model of a completed round that is scored, which may differ from the one that is sent."""
     chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED)
     found: str | None = connection.select(sa.select(rounds.c.scored_model).where(*chosen)).scalar()
+    return found
+
+
+def find_start_model(connection: Reading, run: str, number: int, attempt: int) -> str | None:
+    chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.attempt == attempt)
+    found: str | None = connection.select(sa.select(rounds.c.start_model).where(*chosen)).scalar()
     return found
 
 

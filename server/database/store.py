@@ -306,6 +306,10 @@ class Store:
         """Whether the client may download it: models and broadcasts of runs to which it is admitted."""
         return self._read(blobs.is_readable, client, digest)
 
+    def start_model(self, run: str, round: int, attempt: int) -> str | None:
+        """Digest of the model that the attempt starts from; None if there is no such attempt."""
+        return self._read(rounds.find_start_model, run, round, attempt)
+
     def receipt(self, run: str, round: int, client: str) -> Receipt:
         """Of the client's newest update to the round; NotFound if there is none."""
         return self._read(rounds.read_receipt, run, round, client)

@@ -233,6 +233,11 @@ participants = sa.Table(
     _column("weight", sa.Double, null=True),
     _column("size_weight", sa.Double, null=True),
     _column("uncapped_weight", sa.Double, null=True),
+    # what the update is like
+    _column("norm", sa.Double, null=True, comment="of its displacement, as the next two"),
+    _column("largest_entry", sa.Double, null=True),
+    _column("cosine", sa.Double, null=True, comment="with the mean direction of the others"),
+    _column("share", sa.Double, null=True, comment="in the model, under the run's aggregation rule"),
     _column("details", Json, null=True),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"

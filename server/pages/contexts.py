@@ -153,6 +153,7 @@ class RoundLine:
     invited: int
     accuracy: float | None
     bars: Sequence[WeightBar]
+    outliers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +190,7 @@ class LedgerLine:
     difference: float | None
     values: Sequence[float | None]
     sentence: str
+    outlier: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,8 @@ class RoundPage(Page):
     legend: str
     fallback: str | None
     cap: str | None
+    rule: str
+    outlier_rule: str
     lines: Sequence[LedgerLine]
     longest: float
     arrived: int

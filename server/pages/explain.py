@@ -5,15 +5,18 @@ The words of each weighting are in :mod:`server.pages.weighting_words`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from server.pages.weighting_words import INSTEAD, WORDS, Column, scores_sum, words_of
 from server.pages.words import amount, number, percent, plain
 from shared.capping import is_feasible
 from shared.config import ANYONE, Members, RunConfig, Weighting
+from shared.rules import AnyRule
 from shared.schemas import AdjustmentView, LedgerRow
 
 __all__ = [
+    "RULES",
     "WORDS",
     "adjustment_sentence",
     "admission",
@@ -22,6 +25,7 @@ __all__ = [
     "fallback",
     "formula",
     "legend",
+    "rule_words",
     "scores_sum",
     "sentence",
     "weighting_name",
@@ -93,6 +97,37 @@ def adjustment_sentence(adjustment: AdjustmentView | None) -> str | None:
         factors = ", ".join(f"{name} {number(factor)}" for name, factor in adjustment.layers.items())
         parts.append(f"its layers are multiplied, each by its factor: {factors}")
     return f"Then {'; '.join(parts)}." if parts else None
+
+
+RULES: Final[Mapping[str, str]] = {
+    "mean": "The new model is the mean of the updates, weighted by pₖ.",
+    "clipped": "Updates that move the model by more than {limit} are cut to that, then averaged by pₖ.",
+    "trimmed-mean": (
+        "Of each number of the model, the least and the largest values are left out, {trim} of the weight at "
+        "either end, and the rest is averaged by pₖ."
+    ),
+    "median": "Each number of the model is the median of the updates, weighted by pₖ.",
+    "krum": (
+        "The new model is the one update that is nearest to its neighbours, if {byzantine} may lie (Krum)."
+    ),
+    "multi-krum": (
+        "The updates nearest to their neighbours, if {byzantine} may lie (Krum), are averaged by pₖ; the "
+        "others are left out."
+    ),
+    "geometric-median": "The new model is the point of least distance to the updates, weighted by pₖ.",
+}
+
+
+def rule_words(rule: AnyRule) -> str:
+    """How the updates of a round become one model."""
+    options = rule.model_dump()
+    norm = options.get("norm")
+    values = {
+        "limit": "the round's median" if norm is None else f"{norm:g}",
+        "trim": percent(options.get("trim")),
+        "byzantine": options.get("byzantine"),
+    }
+    return RULES[rule.kind].format_map(values)
 
 
 def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:

@@ -13,10 +13,12 @@ from server.pages.explain import (
     fallback,
     formula,
     legend,
+    rule_words,
     sentence,
     weighting_name,
 )
 from server.pages.reader import Reader, stream_of
+from shared import outliers
 from shared.config import Weighting
 from shared.problems import NotFound
 from shared.schemas import LedgerRow, RoundView, RunView
@@ -42,6 +44,7 @@ def round_page(
     shown = newest if attempt in (None, newest.attempt) else store.round_view(name, number, attempt)
     weighting = run.config.weighting
     longest = max((max(row.weight or 0, row.size_weight or 0) for row in shown.ledger), default=0.0)
+    found = outliers.find_outliers(shown.ledger)
     return RoundPage(
         title=f"Round {number} · {name}",
         now=now,
@@ -56,7 +59,9 @@ def round_page(
         adjustment=adjustment_sentence(shown.adjustment),
         fallback=fallback(shown.ledger, weighting),
         cap=cap_words(shown.ledger, run.config.max_weight),
-        lines=tuple(_line(row, shown, weighting, longest) for row in shown.ledger),
+        rule=rule_words(run.config.aggregation),
+        outlier_rule=outliers.RULE,
+        lines=tuple(_line(row, shown, weighting, longest, found.get(row.index)) for row in shown.ledger),
         longest=longest,
         arrived=sum(row.update is not None for row in shown.ledger),
         attempts=tuple(store.round_view(name, number, earlier) for earlier in range(1, newest.attempt)),
@@ -69,7 +74,9 @@ def _last(run: RunView) -> int:
     return max(run.completed_rounds, run.current_round.round if run.current_round else 0)
 
 
-def _line(row: LedgerRow, round: RoundView, weighting: Weighting, longest: float) -> LedgerLine:
+def _line(
+    row: LedgerRow, round: RoundView, weighting: Weighting, longest: float, outlier: str | None
+) -> LedgerLine:
     known = row.weight is not None and row.size_weight is not None
     return LedgerLine(
         row=row,
@@ -78,4 +85,5 @@ def _line(row: LedgerRow, round: RoundView, weighting: Weighting, longest: float
         difference=(row.weight or 0.0) - (row.size_weight or 0.0) if known else None,
         values=tuple(column.value(row) for column in columns(weighting)),
         sentence=sentence(row, round.ledger, weighting),
+        outlier=outlier,
     )

@@ -23,6 +23,7 @@ from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.words import number, percent
+from shared.outliers import find_outliers
 from shared.schemas import (
     EnrolmentStatus,
     EvaluationView,
@@ -256,6 +257,7 @@ def _line(run: RunView, round: RoundView, evaluations: Sequence[EvaluationView])
         invited=len(round.ledger),
         accuracy=scored.value if completed and scored else None,
         bars=weight_bars(round.ledger),
+        outliers=len(find_outliers(round.ledger)),
     )
 
 

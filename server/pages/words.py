@@ -56,6 +56,13 @@ def number(value: float | None, digits: int = 4, *, sign: bool = False) -> str:
     return f"+{text}" if sign else text
 
 
+def figure(value: float | None) -> str:
+    """Four digits that count, whatever the size: ``0.01234``, ``12.34``, ``1.234e+30``."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    return "∞" if math.isinf(value) else f"{value:.4g}"
+
+
 def percent(value: float | None, digits: int = 1, *, sign: bool = False) -> str:
     """A share from 0 to 1 as ``91.3 %``."""
     if value is None or math.isnan(value):
@@ -193,6 +200,7 @@ FILTERS = {
     "disclosed": disclosed,
     "distance": distance,
     "duration": duration,
+    "figure": figure,
     "indexed": indexed,
     "left_out": left_out,
     "moment": moment,

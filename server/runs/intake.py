@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from server.blobs import BlobStore, Incoming
 from server.blobs.integrity import BlobIntegrity
@@ -20,7 +21,7 @@ from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
-from shared.problems import Conflict, InvalidRequest, NotFound, Problem, UpdateRefused
+from shared.problems import Conflict, InvalidRequest, NotFound, OutOfBounds, Problem, UpdateRefused
 from shared.schemas import Failure, Metrics, Receipt, UpdateReport
 from shared.wire.validation import validate
 
@@ -114,11 +115,12 @@ class Intake:
         """Validate the received file, make it durable, and only then commit the transaction that names it.
 
         Raises:
-            UpdateInvalid: the file is not what the run's layout asks for.
+            UpdateInvalid: the file is not what the run's layout asks for, or beyond the run's bounds.
             UpdateRefused: the round was closed while the body arrived.
         """
         try:
-            validate(incoming.path, offer.layout.tensors)
+            validate(incoming.path, offer.layout.tensors, max_entry=offer.layout.max_entry)
+            self._check_move(offer, incoming.path)
             self.blobs.keep(incoming)
         finally:
             self.blobs.discard(incoming)
@@ -148,6 +150,21 @@ class Intake:
             bytes=incoming.bytes,
             received_at=now,
         )
+
+    def _check_move(self, offer: Offer, update: Path) -> None:
+        """Whether the update may move the model as far as it does: an absurd one would spoil it for all."""
+        from shared.aggregation.figures import find_excess, measure_move
+
+        start = self.store.start_model(offer.run, offer.round, offer.report.attempt)
+        if start is None or not self.blobs.exists(start):
+            return  # no such attempt, as is said next; or a lost model, for which its round waits
+        move = measure_move(self.blobs.path(start), update, offer.layout.parameters)
+        if (excess := find_excess(move, offer.layout.max_norm)) is not None:
+            raise OutOfBounds(
+                f"{excess}: it is not believed (max_norm)",
+                hint="The training diverged, or max_norm of the run is too small for its model.",
+                norm=move.norm,
+            )
 
     def record_refusal(self, run: str, round: int, client: str, problem: Problem) -> None:
         """Every refusal of an upload is an entry of the event log."""

@@ -11,7 +11,7 @@ from cachetools import LRUCache
 
 from server.database.store import Store
 from server.threads import Threads
-from shared.schemas import RunView
+from shared.schemas import RunView, TensorKind, TensorSpec
 from shared.weightings.base import Discrepancy
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ class RunLayout:
     tensors: Layout
     max_bytes: int
     discrepancy: Discrepancy | None
+    max_entry: float
+    max_norm: float
+    parameters: tuple[TensorSpec, ...]
 
 
 def layout_of(run: RunView) -> RunLayout:
@@ -43,7 +46,16 @@ def layout_of(run: RunView) -> RunLayout:
 
     tensors = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
     config = run.config
-    return RunLayout(config.task, run.classes, tensors, largest_bytes(tensors), config.weighting.discrepancy)
+    return RunLayout(
+        task=config.task,
+        classes=run.classes,
+        tensors=tensors,
+        max_bytes=largest_bytes(tensors),
+        discrepancy=config.weighting.discrepancy,
+        max_entry=config.max_entry,
+        max_norm=config.max_norm,
+        parameters=tuple(spec for spec in run.manifest if spec.kind is TensorKind.PARAMETER),
+    )
 
 
 class RunLayouts:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared import wire
-from shared.algorithms.base import Algorithm, Combined, ServerRound, UpdateInfo
+from shared.aggregation.streams import Stream, UpdateFile, make_zeros
+from shared.algorithms.base import Algorithm, Combined, ServerRound
 from shared.config import LocalTraining
 from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
+from shared.rules import MEAN, AnyRule, MeanRule
 from shared.schemas import TensorKind, TensorSpec
 from shared.weightings.base import UNCHANGED, Adjustment, layer_of
 from shared.wire import Written
@@ -26,27 +28,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.aggregation.secure_sums import RoundSums
-    from shared.algorithms.base import Groups, Tensors
+    from shared.algorithms.base import Groups
 
 __all__ = ["Aggregated", "Stream", "UpdateFile", "aggregate", "aggregate_sums"]
 
 
 @dataclass(frozen=True)
-class UpdateFile:
-    """A validated update on disk."""
-
-    info: UpdateInfo
-    path: Path
-
-
-@dataclass(frozen=True)
 class Aggregated:
-    """The files written; ``scored`` is ``model`` itself where the algorithm scores what it sends."""
+    """The files written; ``scored`` is ``model`` itself where the algorithm scores what it sends.
+
+    ``shares`` are what each update counts for in the model under an aggregation rule, by client index; None:
+    the mean, where these are the weights, or a rule of coordinates, where they differ from one to the next.
+    """
 
     model: Written
     scored: Written
     broadcast: Written | None
     private: Written | None
+    shares: Mapping[int, float] | None = None
 
 
 def aggregate(
@@ -63,14 +62,15 @@ def aggregate(
     buffers: Literal["average", "keep-local"],
     folder: Path,
     adjustment: Adjustment = UNCHANGED,
+    rule: AnyRule = MEAN,
 ) -> Aggregated:
     """Combine a round's updates and write the results into ``folder``.
 
     ``model``, ``broadcast`` and ``private`` are what the round started from (None: state of zeros);
     ``weights`` are the p_k by client index, ``clients`` is N, all trainers enrolled. Parameters follow the
-    algorithm; floating buffers are the p_k-weighted mean, or with ``keep-local`` stay those of ``model``, as
-    do frozen and integer tensors. ``adjustment`` is made to the models that the algorithm returns. Results
-    have the manifest's dtypes.
+    algorithm, whose sums of updates go by ``rule``; floating buffers are the p_k-weighted mean (the rule's),
+    or with ``keep-local`` stay those of ``model``, as do frozen and integer tensors. ``adjustment`` is made
+    to the models that the algorithm returns. Results have the manifest's dtypes.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
     the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
@@ -79,7 +79,7 @@ def aggregate(
     ordered = sorted(updates, key=lambda update: update.info.index)
     given = _check_weights([update.info.index for update in ordered], weights)
     names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
-    stream = Stream(ordered, names[TensorKind.PARAMETER])
+    stream = _make_stream(ordered, names[TensorKind.PARAMETER], rule, model)
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
         state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
@@ -101,7 +101,18 @@ def aggregate(
         averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if buffers == "average" else {}
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
         rest |= averaged
-        return _write_results(algorithm, manifest, combined, rest, folder)
+        made = _write_results(algorithm, manifest, combined, rest, folder)
+        return replace(made, shares=stream.shares(given))
+
+
+def _make_stream(
+    updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec], rule: AnyRule, model: Path
+) -> Stream:
+    if isinstance(rule, MeanRule):
+        return Stream(updates, parameters)
+    from shared.aggregation.robust import RobustStream
+
+    return RobustStream(updates, parameters, rule, model)
 
 
 def aggregate_sums(
@@ -150,41 +161,6 @@ def _check_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict
     return given
 
 
-class Stream:
-    """The updates of a round (``shared.algorithms.base.Updates``)."""
-
-    def __init__(self, updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec]) -> None:
-        self._updates = updates
-        self.parameters = parameters
-
-    @property
-    def infos(self) -> Sequence[UpdateInfo]:
-        return [update.info for update in self._updates]
-
-    def weighted_sum(self, coefficients: Mapping[int, float], group: str = wire.MODEL) -> Tensors:
-        return self.sum_of(coefficients, self.parameters, group)
-
-    def sum_of(
-        self, coefficients: Mapping[int, float], specs: Sequence[TensorSpec], group: str = wire.MODEL
-    ) -> Tensors:
-        """A running sum: the accumulators and one mapped file are all that is in memory."""
-        sums = {spec.name: _zeros(spec) for spec in specs}
-        for update in self._updates:
-            coefficient = coefficients.get(update.info.index, 0.0)
-            if coefficient and specs:
-                with wire.opened(update.path) as file:
-                    for name, total in sums.items():
-                        total.add_(file.tensor(group, name), alpha=coefficient)
-        return sums
-
-
-def _zeros(spec: TensorSpec) -> Tensor:
-    """An accumulator: float32, or float64 for tensors of that."""
-    import torch
-
-    return torch.zeros(spec.shape, dtype=torch.float64 if spec.dtype == "F64" else torch.float32)
-
-
 def _read_state(
     files: ExitStack, stream: Stream, *stored: tuple[Sequence[str], Path | None]
 ) -> dict[str, Mapping[str, Tensor]]:
@@ -194,7 +170,9 @@ def _read_state(
         file = files.enter_context(wire.opened(path)) if groups and path is not None else None
         for group in groups:
             state[group] = {
-                spec.name: file.tensor(group, spec.name) if file else _zeros(_scalar(spec)).expand(spec.shape)
+                spec.name: file.tensor(group, spec.name)
+                if file
+                else make_zeros(_scalar(spec)).expand(spec.shape)
                 for spec in stream.parameters
             }
     return state

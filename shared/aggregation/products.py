@@ -7,6 +7,7 @@ and in an order that depends on no number of threads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.schemas import TensorSpec
+    from shared.wire import Opened
 
-__all__ = ["CHUNK_NUMBERS", "inner_products", "slopes_along"]
+__all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along"]
 
 CHUNK_NUMBERS = 1 << 21
 """Numbers of all vectors together that are in memory at once: 16 MiB as float64."""
+
+MOST_OPEN = 128
+"""Each mapped file holds a descriptor."""
 
 
 def inner_products(
@@ -36,11 +41,34 @@ def inner_products(
     layers: dict[str, Vector] = {}
     for spec in parameters:
         found = layers.setdefault(layer_of(spec.name), np.zeros((len(updates) + 1, len(updates) + 1)))
-        for rows in _chunks([*updates, model], spec):
+        for _, rows in read_chunks([*updates, model], spec):
             rows[:-1] -= rows[-1]
-            for at, row in enumerate(rows):
-                found[at, at:] += np.einsum("c,jc->j", row, rows[at:])
-    return {name: np.triu(products) + np.triu(products, 1).T for name, products in layers.items()}
+            _add_products(found, rows)
+    return {name: _mirrored(products) for name, products in layers.items()}
+
+
+def group_products(
+    updates: Sequence[Path], specs: Sequence[TensorSpec], group: str, model: Path | None
+) -> Vector:
+    """The inner products of a group's tensors over all ``specs``, less those of ``model`` if any; (K, K)."""
+    found = np.zeros((len(updates), len(updates)))
+    for spec in specs:
+        for _, rows in read_chunks([*updates, *([] if model is None else [model])], spec, group):
+            if model is not None:
+                rows = rows[:-1] - rows[-1]
+            _add_products(found, rows)
+    return _mirrored(found)
+
+
+def _add_products(found: Vector, rows: Vector) -> None:
+    """To the upper triangle; in an order that depends on no number of threads."""
+    for at, row in enumerate(rows):
+        found[at, at:] += np.einsum("c,jc->j", row, rows[at:])
+
+
+def _mirrored(products: Vector) -> Vector:
+    whole: Vector = np.triu(products) + np.triu(products, 1).T
+    return whole
 
 
 def slopes_along(gradient: Mapping[str, Tensor], updates: Sequence[Path]) -> list[float]:
@@ -56,17 +84,31 @@ def slopes_along(gradient: Mapping[str, Tensor], updates: Sequence[Path]) -> lis
     return slopes
 
 
-def _chunks(paths: Sequence[Path], spec: TensorSpec) -> Iterator[Vector]:
-    """The tensor of each file, flat, as rows; a chunk of its numbers at a time."""
+def read_chunks(
+    paths: Sequence[Path], spec: TensorSpec, group: str = wire.MODEL
+) -> Iterator[tuple[int, Vector]]:
+    """The tensor of each file, flat, as rows: the first place, and a chunk of its numbers, (K, M) in float64.
+
+    Up to ``MOST_OPEN`` files stay mapped meanwhile; more are mapped anew for each chunk.
+    """
     size = int(np.prod(spec.shape, dtype=np.int64))
     length = max(1, CHUNK_NUMBERS // len(paths))
-    for first in range(0, size, length):
-        rows = np.empty((len(paths), min(length, size - first)))
-        for row, path in zip(rows, paths, strict=True):
-            with wire.opened(path) as file:
-                flat = file.tensor(wire.MODEL, spec.name).reshape(-1)
-                row[:] = _flat(flat[first : first + length])
-        yield rows
+    with ExitStack() as stack:
+        few = len(paths) <= MOST_OPEN
+        files = [stack.enter_context(wire.opened(path)) for path in paths] if few else None
+        for first in range(0, size, length):
+            rows = np.empty((len(paths), min(length, size - first)))
+            for at, row in enumerate(rows):
+                if files is not None:
+                    row[:] = _part(files[at], spec, group, first, length)
+                else:
+                    with wire.opened(paths[at]) as file:
+                        row[:] = _part(file, spec, group, first, length)
+            yield first, rows
+
+
+def _part(file: Opened, spec: TensorSpec, group: str, first: int, length: int) -> Vector:
+    return _flat(file.tensor(group, spec.name).reshape(-1)[first : first + length])
 
 
 def _flat(tensor: Tensor) -> Vector:

@@ -7,8 +7,8 @@ bit cannot differ between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,11 @@ from shared.capping import cap_ledger
 from shared.config import RunConfig
 from shared.schemas import TensorKind, TensorSpec
 from shared.weightings import Contribution, LedgerEntry, find_taken, load_weighting, weigh
-from shared.weightings.base import UNCHANGED, Adjustment, Memory, Need, WeightingRound
+from shared.weightings.base import UNCHANGED, Adjustment, Memory, Need, WeightingRound, make_entry
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated, UpdateFile
+    from shared.aggregation.figures import Move
     from shared.aggregation.proxy import ProxyExamples
 
 __all__ = ["Arrived", "RoundResult", "Start", "close_round"]
@@ -73,17 +74,21 @@ def close_round(
     weightings that need data.
     """
     from shared.aggregation import UpdateFile, aggregate
+    from shared.aggregation.figures import find_cosines, find_excess
     from shared.algorithms import load_algorithm
 
     weighting = load_weighting(config.weighting)
-    known = [update.known for update in arrived]
+    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    moves = {} if config.secure is not None else _measure(start.model, arrived, parameters)
+    beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
+    believed = [update for update in arrived if update.info.index not in beyond]
+    known = [update.known for update in believed]
     taken = find_taken(weighting, known)
     of_taken = {row.index for row in taken}
     files = sorted(
-        (UpdateFile(update.info, update.path) for update in arrived if update.info.index in of_taken),
+        (UpdateFile(update.info, update.path) for update in believed if update.info.index in of_taken),
         key=lambda file: file.info.index,
     )
-    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
     round = WeightingRound(
         taken=taken,
         everyone=all_clients,
@@ -95,28 +100,67 @@ def close_round(
     )
     weighed = weigh(weighting, known, round)
     rows = cap_ledger(tuple(weighed.rows), config.max_weight)
+    paths = {update.info.index: update.path for update in believed if moves}
+    cosines = find_cosines(start.model, paths, moves, parameters)
+    told = _describe([*rows, *_leave_out(arrived, beyond)], moves, cosines)
     if not any(row.weight > 0 for row in rows):
-        reasons = sorted({row.reason for row in rows if row.reason})
+        reasons = sorted({row.reason for row in told if row.reason})
         why = "; ".join(reasons) or "no update that arrived can be read"
-        return RoundResult(rows, None, start.memory, UNCHANGED, why)
+        return RoundResult(told, None, start.memory, UNCHANGED, why)
     if config.secure is not None:
         summed, why = _add_up(config, manifest, start, arrived, all_clients, folder)
-        return RoundResult(rows, summed, start.memory, UNCHANGED, why or None)
+        return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
     made = aggregate(
         algorithm=load_algorithm(config.algorithm),
         manifest=manifest,
         model=start.model,
         broadcast=start.broadcast,
         private=start.private,
-        updates=[UpdateFile(update.info, update.path) for update in arrived],
+        updates=[UpdateFile(update.info, update.path) for update in believed],
         weights={row.index: row.weight for row in rows if row.included},
         clients=len(all_clients),
         local=config.local,
         buffers=config.buffers,
         folder=folder,
         adjustment=weighed.adjustment,
+        rule=config.aggregation,
     )
-    return RoundResult(rows, made, weighed.memory, weighed.adjustment)
+    if made.shares is not None:
+        told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
+    return RoundResult(told, made, weighed.memory, weighed.adjustment)
+
+
+def _measure(model: Path, arrived: Sequence[Arrived], parameters: Sequence[TensorSpec]) -> dict[int, Move]:
+    from shared.aggregation.figures import measure_move
+
+    return {update.info.index: measure_move(model, update.path, parameters) for update in arrived}
+
+
+def _leave_out(arrived: Sequence[Arrived], beyond: Mapping[int, str]) -> list[LedgerEntry]:
+    """Rows of updates that are not believed. A coordinator has refused them at the upload already."""
+    return [
+        replace(make_entry(update.known, 0.0, 0.0), included=False, reason=why, size_share=None)
+        for update in arrived
+        if (why := beyond.get(update.info.index)) is not None
+    ]
+
+
+def _describe(
+    rows: Sequence[LedgerEntry], moves: Mapping[int, Move], cosines: Mapping[int, float]
+) -> tuple[LedgerEntry, ...]:
+    """The ledger by index, with what its updates are like; with secure sums nobody sees one."""
+    ordered = sorted(rows, key=lambda row: row.index)
+    if not moves:
+        return tuple(ordered)
+    return tuple(
+        replace(
+            row,
+            norm=moves[row.index].norm,
+            largest_entry=moves[row.index].largest,
+            cosine=cosines.get(row.index),
+        )
+        for row in ordered
+    )
 
 
 def _look_at(

@@ -106,6 +106,10 @@ class LedgerEntry:
     ``included`` is False for a client that could not take part in the weighting at all;
     ``reason`` is a sentence whenever the weight is 0. ``details`` are further numbers that made the score,
     by name.
+
+    What the update itself is like, whatever it weighs: ``norm`` and ``largest_entry`` of its displacement,
+    ``cosine`` of that and the mean direction of the others, and its ``share`` in the model under the run's
+    aggregation rule (None: its weight, or another share in each coordinate).
     """
 
     index: int
@@ -120,6 +124,10 @@ class LedgerEntry:
     size_weight: float
     uncapped_weight: float | None = None
     details: Mapping[str, float] = field(default_factory=dict)
+    norm: float | None = None
+    largest_entry: float | None = None
+    cosine: float | None = None
+    share: float | None = None
 
 
 class Proxy(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from shared.problems import (
     MissingTensor,
     NotFinite,
     NotSafetensors,
+    OutOfBounds,
     TooLarge,
     Truncated,
     UnknownTensor,
@@ -32,8 +34,12 @@ Layout = Mapping[str, TensorSpec]
 """Wire key to specification; the specification's name is the tensor's own, without group."""
 
 
-def validate(path: Path, layout: Layout, max_bytes: int | None = None) -> None:
+def validate(
+    path: Path, layout: Layout, max_bytes: int | None = None, max_entry: float | None = None
+) -> None:
     """Accept ``path`` if it is a safetensors file of exactly the tensors of ``layout``, all finite.
+
+    ``max_entry``: the largest magnitude of a floating value; None: any that is finite.
 
     Reads the file once, in pieces of 1 MiB; memory does not grow with its size.
     Raises the subclasses of UpdateInvalid, which name the tensor, what was expected and what was received.
@@ -47,7 +53,7 @@ def validate(path: Path, layout: Layout, max_bytes: int | None = None) -> None:
             )
         header = read_header(file, _header_limit(layout))
         _compare(header.entries, layout)
-        _scan(file, header)
+        _scan(file, header, max_entry)
 
 
 def _header_limit(layout: Layout) -> int:
@@ -93,22 +99,25 @@ def _compare_tensor(name: str, entry: Entry, spec: TensorSpec) -> None:
         )
 
 
-def _scan(file: FileIO, header: Header) -> None:
+def _scan(file: FileIO, header: Header, max_entry: float | None) -> None:
     """Look at every floating value and every boolean; ``file`` stands at the beginning of the data."""
     chunk, scratch = bytearray(CHUNK_BYTES), bytearray(CHUNK_BYTES)
     for name, entry in header.entries.items():
         dtype = DTYPES[entry.dtype]
         file.seek(header.data_start + entry.start)
         if dtype.exponent is not None:
-            _scan_floats(file, name, entry, chunk, scratch)
+            _scan_floats(file, name, entry, chunk, scratch, max_entry)
         elif entry.dtype == "BOOL":
             _scan_booleans(file, name, entry, chunk)
 
 
-def _scan_floats(file: FileIO, name: str, entry: Entry, chunk: bytearray, scratch: bytearray) -> None:
+def _scan_floats(
+    file: FileIO, name: str, entry: Entry, chunk: bytearray, scratch: bytearray, max_entry: float | None
+) -> None:
     dtype = DTYPES[entry.dtype]
     kind = np.dtype(f"<u{dtype.itemsize}")
     mask = kind.type(dtype.exponent or 0)
+    suspicious = mask if max_entry is None else _bits(entry.dtype, max_entry) & mask
     exponents = np.frombuffer(scratch, kind)
     for start, count in _pieces(file, name, entry, chunk):
         values = np.frombuffer(chunk, kind, count // dtype.itemsize)
@@ -122,6 +131,35 @@ def _scan_floats(file: FileIO, name: str, entry: Entry, chunk: bytearray, scratc
                 tensor=shown(name),
                 position=position,
             )
+        if max_entry is not None and masked.max() >= suspicious:
+            _check_entries(name, entry.dtype, values, start // dtype.itemsize, max_entry)
+
+
+def _bits(dtype: str, value: float) -> Any:
+    """The bits of the value in this dtype, of the largest where it is above all: a bound for bit patterns."""
+    if dtype == "BF16":
+        return _bits("F32", value) >> np.uint32(16)
+    size = DTYPES[dtype].itemsize
+    kind = np.dtype(f"<f{size}")
+    held = min(value, float(np.finfo(kind).max))
+    return np.array(held, kind).view(f"<u{size}")[()]
+
+
+def _check_entries(name: str, dtype: str, bits: Any, first: int, max_entry: float) -> None:
+    """The exponents of ``bits`` reach that of ``max_entry``: look at the values themselves."""
+    if dtype == "BF16":
+        magnitudes = np.abs((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64))
+    else:
+        magnitudes = np.abs(bits.view(f"<f{bits.dtype.itemsize}").astype(np.float64))
+    position = int(magnitudes.argmax())
+    if magnitudes[position] > max_entry:
+        raise OutOfBounds(
+            f"tensor {shown(name)} holds {magnitudes[position]:.4g} at position {first + position} of its "
+            f"flattened values, and the run takes no magnitude above {max_entry:g} (max_entry)",
+            hint="The training diverged, or max_entry of the run is too small for its model.",
+            tensor=shown(name),
+            position=first + position,
+        )
 
 
 def _scan_booleans(file: FileIO, name: str, entry: Entry, chunk: bytearray) -> None:

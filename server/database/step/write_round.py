@@ -109,6 +109,10 @@ def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
         "weight": entry.weight,
         "size_weight": entry.size_weight,
         "uncapped_weight": entry.uncapped_weight,
+        "norm": entry.norm,
+        "largest_entry": entry.largest_entry,
+        "cosine": entry.cosine,
+        "share": entry.share,
         "details": dict(entry.details) or None,
         "ledger_reason": entry.reason,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load
 
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
 
@@ -40,7 +41,7 @@ def row_of(at: Live, client: str, run: str = "demo") -> dict[str, Any]:
 
 
 def assert_refused(answer: httpx.Response, code: str, sentence: str) -> None:
-    status = {"not-admitted": 403, "invalid-request": 422}.get(code, 409)
+    status = {"not-admitted": 403, "invalid-request": 422, "out-of-bounds": 422}.get(code, 409)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert sentence in answer.json()["detail"]
 
@@ -131,6 +132,48 @@ def test_c2_infinity_only_where_a_class_has_no_share(at: Live) -> None:
     site.enrol("demo", 10)
     assert_refused(site.submit("demo", 0.7), "invalid-request", "above 0.693147")
     assert site.submit("demo", "Infinity").status_code == 204
+
+
+# -------------------------------------------------------------------- C3
+
+
+def test_c3_an_update_of_1e30_is_refused_at_the_upload_and_the_run_goes_on(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=3, quorum=2, rounds=2)
+    honest, other, liar = enrolled(at, [100, 100, 100])
+    for value in (1e30, -1e30, 3e38):
+        sentence = "the run takes no magnitude above 1e+12 (max_entry)"
+        assert_refused(liar.upload("demo", 1, file_of(value)), "out-of-bounds", sentence)
+    sentence = "more than 1000 times the norm of the model it started from (0): it is not believed (max_norm)"
+    assert_refused(liar.upload("demo", 1, file_of(1e6)), "out-of-bounds", sentence)
+    assert [e["detail"]["code"] for e in at.events() if e["kind"] == "update_invalid"] == [
+        "out-of-bounds"
+    ] * 4
+    failure = {"attempt": 1, "code": "refused", "reason": "my update was refused"}
+    assert liar.http.post("/runs/demo/rounds/1/failure", json=failure).status_code == 204
+    for site in (honest, other):
+        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    run = at.run()
+    assert run["status"] == "running"
+    ledger = at.admin.get("/runs/demo/rounds/1").json()["ledger"]
+    assert [row["weight"] for row in ledger] == [0.5, 0.5, None]
+    assert [row["norm"] for row in ledger] == [pytest.approx(17**0.5), pytest.approx(17**0.5), None]
+
+
+@pytest.mark.parametrize(("rule", "value"), [("mean", 180.8), ("median", 1.0)])
+def test_c3_a_larger_update_is_flagged_and_a_robust_rule_holds(at: Live, rule: str, value: float) -> None:
+    at.create(weighting=SIZES, min_clients=5, rounds=1, aggregation=rule, max_weight=0.2, max_norm=1e4)
+    for place, site in enumerate(enrolled(at, [100, 100, 100, 100, MOST])):
+        body = file_of(900.0 if place == 4 else 1.0)
+        assert site.upload("demo", 1, body).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    view = at.admin.get("/runs/demo/rounds/1").json()
+    model = load(at.admin.get(f"/blobs/{view['model']}").content)
+    assert all(tensor == pytest.approx(value) for tensor in model.values())
+    page = at.admin.get(f"{at.url}/runs/demo/rounds/1").text
+    assert "Its norm 3711 is more than 3 times the round&#39;s median 4.123." in page
+    assert page.count("times the round&#39;s median") == 1
+    assert "1 update stands out" in at.admin.get(f"{at.url}/runs/demo").text
 
 
 # -------------------------------------------------------------------- C4

@@ -208,9 +208,11 @@ def test_a_round_of_schema_0006_remembers_nothing_and_is_gone_on_with(empty_data
         )  # fmt: skip
     upgrade(empty_database_url, "0007")
     with engine.begin() as connection:
-        (round_,), (row,) = connection.execute(sa.select(rounds)), connection.execute(sa.select(participants))
-        assert (round_.start_memory, round_.memory, round_.adjustment) == (None, None, None)
-        assert (row.start_loss, row.end_loss, row.details, row.loss) == (None, None, None, 0.5)
+        new = sa.select(rounds.c.start_memory, rounds.c.memory, rounds.c.adjustment)
+        assert connection.execute(new).all() == [(None, None, None)]
+        own = ("start_loss", "end_loss", "details", "loss")
+        found = sa.select(*(participants.c[name] for name in own))
+        assert connection.execute(found).all() == [(None, None, None, 0.5)]
         memory = {"angle": {"0": 0.1 + 0.2}}
         connection.execute(rounds.update().values(memory=memory))
         assert connection.scalar(sa.select(rounds.c.memory)) == memory, "to the last bit"
@@ -310,4 +312,42 @@ def test_enrolments_of_schema_0005_keep_all_they_have_and_new_statuses_are_decli
         assert older.all() == [("north", "ready"), ("south", "declined"), ("west", "declined")]
     with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
         connection.execute(sa.text("UPDATE enrolments SET status = 'refused'"))
+    engine.dispose()
+
+
+def test_participants_of_schema_0007_have_told_nothing_of_their_updates(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0007")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        connection.execute(
+            runs.insert().values(
+                run="demo", version=1, status=RunStatus.RUNNING, config={}, classes=["a"], manifest=[],
+                completed_rounds=0, initial_model="0" * 64, created_at=at,
+            )
+        )  # fmt: skip
+        key = {"run": "demo", "round": 1, "attempt": 1}
+        connection.execute(
+            rounds.insert().values(
+                **key, status=RoundStatus.COMPLETED, opened_at=at, deadline_at=at, trainers=[],
+                start_model="0" * 64,
+            )
+        )  # fmt: skip
+        connection.execute(
+            participants.insert().values(
+                **key, client="north", index=0, status=ParticipantStatus.AGGREGATED, examples=40,
+                relative_size=1.0, weight=0.5,
+            )
+        )  # fmt: skip
+    upgrade(empty_database_url, "0008")
+    with engine.begin() as connection:
+        (row,) = connection.execute(sa.select(participants))
+        assert (row.weight, row.norm, row.largest_entry, row.cosine, row.share) == (0.5, *[None] * 4)
+        connection.execute(participants.update().values(norm=float("inf"), cosine=-0.5))
+    downgrade(empty_database_url, "0007")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM participants"))
+        assert (older.weight, "norm" in older._fields) == (0.5, False)
     engine.dispose()

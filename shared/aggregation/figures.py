@@ -1,0 +1,94 @@
+"""What can be said of each update of a round: how far it moves the model, where to, its largest number.
+
+The files are read in chunks; memory does not grow with the model or the number of updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared import wire
+from shared.aggregation.products import read_chunks
+
+if TYPE_CHECKING:
+    from shared.schemas import TensorSpec
+
+__all__ = ["Move", "find_cosines", "find_excess", "measure_move"]
+
+CHUNK = 1 << 16
+"""Numbers that are looked at together: 512 KiB as float64, which stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """How an update moves the model it started from.
+
+    ``norm`` and ``largest`` (magnitude) are those of its displacement, ``start`` is the norm of the model.
+    """
+
+    norm: float
+    largest: float
+    start: float
+
+
+def measure_move(model: Path, update: Path, parameters: Sequence[TensorSpec]) -> Move:
+    """In float64, the same bits for any number of threads."""
+    squares = start = largest = 0.0
+    with wire.opened(model) as x, wire.opened(update) as y:
+        for spec in parameters:
+            before, after = (file.tensor(wire.MODEL, spec.name).reshape(-1) for file in (x, y))
+            for first in range(0, before.numel(), CHUNK):
+                piece = before[first : first + CHUNK].double().numpy()
+                moved = after[first : first + CHUNK].double().numpy() - piece
+                start += float(np.einsum("c,c->", piece, piece))
+                squares += float(np.einsum("c,c->", moved, moved))
+                largest = max(largest, float(np.abs(moved).max()))
+    return Move(math.sqrt(squares), largest, math.sqrt(start))
+
+
+def find_excess(move: Move, longest: float) -> str | None:
+    """Why the update is not believed: it moves the model by more than ``longest`` times the model's norm.
+
+    A model of norm below 1 counts as one of norm 1. None: it may be.
+    """
+    limit = longest * max(1.0, move.start)
+    if move.norm <= limit:
+        return None
+    return (
+        f"the update moves the model by {move.norm:.4g}, more than {longest:g} times "
+        f"the norm of the model it started from ({move.start:.4g})"
+    )
+
+
+def find_cosines(
+    model: Path, updates: Mapping[int, Path], moves: Mapping[int, Move], parameters: Sequence[TensorSpec]
+) -> dict[int, float]:
+    """By index, the cosine of each displacement and the mean of the others' directions.
+
+    Each of the others counts by its direction alone, so a long one does not hide the rest. Who does not move,
+    or has no others, has none.
+    """
+    moving = [index for index in updates if moves[index].norm > 0]
+    if len(moving) < 2:
+        return {}
+    norms = np.array([moves[index].norm for index in moving])
+    along, whole = np.zeros(len(moving)), 0.0
+    for spec in parameters:
+        for _, rows in read_chunks([*(updates[index] for index in moving), model], spec):
+            rows = (rows[:-1] - rows[-1]) / norms[:, None]
+            total = rows.sum(axis=0)
+            along += np.einsum("kc,c->k", rows, total)
+            whole += float(np.einsum("c,c->", total, total))
+    # with unit vectors v_k and their sum V: <v_k, V - v_k> / |V - v_k|
+    others = np.sqrt(np.maximum(whole - 2 * along + 1, 0.0))
+    return {
+        index: float(np.clip((dot - 1) / length, -1.0, 1.0))
+        for index, dot, length in zip(moving, along.tolist(), others.tolist(), strict=True)
+        if length > 1e-6
+    }
