@@ -27,6 +27,7 @@ from shared.schemas import (
     JoinToken,
     JoinTokenRequest,
     JoinTokenView,
+    RewindRequest,
     Role,
     RoundView,
     RunRequest,
@@ -75,6 +76,12 @@ class AdminClient(CoordinatorClient):
     def control(self, run: str, action: str, reason: str = "") -> RunView:
         request = ControlRequest(reason=reason)
         return self._json(RunView, "POST", f"/runs/{run}/{action}", body=request, longest=LONG_BYTES)
+
+    def rewind(self, run: str, round: int, reason: str) -> RunView:
+        """Go back to the model of an earlier round; 0 is the initial one."""
+        body = RewindRequest(round=round, reason=reason)
+        timeout = httpx.Timeout(10.0, read=180.0)  # it may have to import PyTorch first
+        return self._json(RunView, "POST", f"/runs/{run}/rewind", body=body, timeout=timeout)
 
     def approve(self, run: str, client: str, examples: int) -> None:
         """Let a client in whose size waits for approval; ``examples`` is the size that was looked at."""

@@ -475,6 +475,24 @@ def run_stop(run: str, reason: str = "", **flags: Any) -> None:
     _control("stop", run, flags, reason)
 
 
+@run_app.command("rewind")
+@calls_coordinator
+def run_rewind(
+    run: str,
+    round: Annotated[int, typer.Option(min=0, help="The round to go back to; 0: the initial model.")],
+    reason: str = "",
+    **flags: Any,
+) -> None:
+    """Go back to an earlier round's model and go on from there, in the same run."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        view = client.rewind(run, round, reason)
+        _echo(
+            f"{run} is back at round {view.completed_rounds}, {view.status.value}. {view.waiting_for}".strip()
+        )
+
+
 @run_app.command("approve")
 @calls_coordinator
 def run_approve(

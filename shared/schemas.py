@@ -79,6 +79,7 @@ class RoundStatus(StrEnum):
     AGGREGATING = "aggregating"
     COMPLETED = "completed"
     ABANDONED = "abandoned"
+    REWOUND = "rewound"  # completed, until the run went back to an earlier round
 
     @property
     def is_open(self) -> bool:
@@ -265,6 +266,13 @@ class ControlRequest(Body):
     reason: Text = ""
 
 
+class RewindRequest(Body):
+    """To which round a run goes back, and why; shown in its log."""
+
+    round: int = Field(ge=0, le=1_000_000, description="0: to the initial model")
+    reason: Text = ""
+
+
 class RunSummary(View):
     run: str
     status: RunStatus
@@ -439,6 +447,9 @@ class RunView(RunSummary):
     taken_indexes: tuple[int, ...] = Field((), description="in use, also by clients that have left")
     current_round: RoundView | None
     waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
+    rewound_attempts: int = Field(
+        0, description="attempts above it are of rounds drawn since the run went back"
+    )
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
 
 

@@ -9,7 +9,15 @@ from fastapi import APIRouter, Query, Response
 from server.api.dependencies import Admin, Coordinator, Reader
 from server.api.documents import Number, RunId, as_json
 from server.runs.client_views import round_for, run_for, summary_for
-from shared.schemas import ControlRequest, EvaluationView, RoundView, RunRequest, RunSummary, RunView
+from shared.schemas import (
+    ControlRequest,
+    EvaluationView,
+    RewindRequest,
+    RoundView,
+    RunRequest,
+    RunSummary,
+    RunView,
+)
 
 router = APIRouter(tags=["runs"])
 NO_REASON = ControlRequest()
@@ -72,6 +80,13 @@ async def stop(
 ) -> RunView:
     """End the run now. The open round is abandoned; the newest model stays."""
     await coordinator.threads.run(coordinator.control.stop, run, body.reason, admin)
+    return await _read_view(coordinator, run)
+
+
+@router.post("/runs/{run}/rewind")
+async def rewind(run: RunId, body: RewindRequest, coordinator: Coordinator, admin: Admin) -> RunView:
+    """Go back to the model of an earlier round; the run goes on from there. Later rounds count no more."""
+    await coordinator.threads.run_long(coordinator.control.rewind, run, body.round, body.reason, admin)
     return await _read_view(coordinator, run)
 
 

@@ -34,9 +34,19 @@ _OPEN = [status for status in RunStatus if not status.is_terminal]
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
 _RUN = sa.bindparam("of_run", type_=sa.String)
 _aggregated = participants.alias("aggregated")
+_completed = rounds.alias("completed")
 _LAST_AGGREGATED = (
     sa.select(sa.func.coalesce(sa.func.max(_aggregated.c.round), 0))
+    .join(
+        _completed,
+        sa.and_(
+            _completed.c.run == _aggregated.c.run,
+            _completed.c.round == _aggregated.c.round,
+            _completed.c.attempt == _aggregated.c.attempt,
+        ),
+    )
     .where(
+        _completed.c.status == RoundStatus.COMPLETED,  # and not gone back behind since
         _aggregated.c.run == participants.c.run,
         _aggregated.c.client == participants.c.client,
         _aggregated.c.status == ParticipantStatus.AGGREGATED,

@@ -115,6 +115,7 @@ def read_run(
         taken_indexes=tuple(sorted(indexes)),
         current_round=current,
         waiting_for=waiting_for(state, now, reader=reader),
+        rewound_attempts=state.rewound_attempts,
     )
 
 

@@ -138,6 +138,11 @@ runs = sa.Table(
     _column("classes", Json),
     _column("manifest", Json),
     _column("completed_rounds", sa.BigInteger),
+    _column("highest_attempt", sa.BigInteger, server_default="0"),
+    _column(
+        "rewound_rounds", sa.BigInteger, server_default="0", comment="the highest round when it went back"
+    ),
+    _column("rewound_attempts", sa.BigInteger, server_default="0", comment="the highest attempt by then"),
     _column("initial_model", Sha256),
     _column("created_at", UtcDateTime),
     _column("started_at", UtcDateTime, null=True),

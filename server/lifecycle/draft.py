@@ -80,7 +80,8 @@ class Draft:
         self._check(ROUND_MOVES, None, opened.status)
         if self.run.round is not None and self.run.round != self._before.round:
             self.ended += (self.run.round,)
-        self.run = replace(self.run, round=opened)
+        highest = max(self.run.highest_attempt, opened.attempt)
+        self.run = replace(self.run, round=opened, highest_attempt=highest)
 
     def move_round(self, status: RoundStatus, reason: str | None = None) -> None:
         self._check(ROUND_MOVES, self.round.status, status)
@@ -95,6 +96,20 @@ class Draft:
     def complete_round(self) -> None:
         self.move_round(RoundStatus.COMPLETED)
         self.run = replace(self.run, completed_rounds=self.round.number)
+
+    def rewind(self, number: int) -> None:
+        """Back to where round ``number`` was completed; the attempt that was open has been abandoned."""
+        current = self.run.round
+        if current is not None and current != self._before.round:
+            self.ended += (current,)
+        self.run = replace(
+            self.run,
+            completed_rounds=number,
+            round=None,
+            scores=tuple(score for score in self.run.scores if score.round <= number),
+            rewound_rounds=max(self.run.rewound_rounds, current.number if current is not None else 0),
+            rewound_attempts=self.run.highest_attempt,
+        )
 
     def move_participant(
         self, participant: Participant, status: ParticipantStatus, reason: str | None = None

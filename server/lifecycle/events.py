@@ -25,6 +25,7 @@ __all__ = [
     "FailureReported",
     "PauseRequested",
     "ResumeRequested",
+    "RewindRequested",
     "StartRequested",
     "StopRequested",
     "TimePassed",
@@ -103,6 +104,14 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RewindRequested:
+    """The run is to go on from the model of an earlier round; 0: the initial one."""
+
+    round: int
     reason: str = ""
 
 
@@ -198,6 +207,7 @@ Event = (
     | PauseRequested
     | ResumeRequested
     | StopRequested
+    | RewindRequested
     | AssignmentTaken
     | UpdateReceived
     | FailureReported

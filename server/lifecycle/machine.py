@@ -32,6 +32,7 @@ from server.lifecycle.events import (
     FailureReported,
     PauseRequested,
     ResumeRequested,
+    RewindRequested,
     StartRequested,
     StopRequested,
     TimePassed,
@@ -43,11 +44,12 @@ from server.lifecycle.round_steps import (
     close_if_done,
     complete,
     go_on,
+    open_next,
     present_clients,
     time_out,
 )
 from server.lifecycle.state import Round, Run
-from server.lifecycle.views import waits_for_clients
+from server.lifecycle.views import find_unscored, waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
 __all__ = ["Decision", "decide"]
@@ -106,6 +108,25 @@ def _stop_requested(draft: Draft, event: StopRequested) -> None:
     if current is not None and current.status.is_open:
         abandon(draft, "run stopped")
     draft.wake(*present_clients(draft.run))
+
+
+def _rewind_requested(draft: Draft, event: RewindRequested) -> None:
+    """The open attempt is abandoned, later rounds count no more, and the next one is drawn."""
+    run, current = draft.run, draft.run.round
+    is_open = current is not None and current.status.is_open
+    if event.round > run.completed_rounds or (event.round == run.completed_rounds and not is_open):
+        why = f"run {run.id!r} stands at round {run.completed_rounds}, so it cannot go back to {event.round}"
+        raise illegal(run, event, why, "Name an earlier round, or 0 for the initial model.")
+    if is_open:
+        reason = f"the run went back to round {event.round}"
+        draft.move_round(RoundStatus.ABANDONED, reason)
+        draft.record_round("round_abandoned", reason=reason)
+    draft.rewind(event.round)
+    before = run.completed_rounds
+    draft.record("run_rewound", round=event.round, completed=before, reason=event.reason)
+    draft.wake(*present_clients(draft.run))
+    if draft.run.status is RunStatus.RUNNING and find_unscored(draft.run) is None:
+        open_next(draft)
 
 
 # -------------------------------------------------------------------- a participant's round
@@ -226,6 +247,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     PauseRequested: _pause_requested,
     ResumeRequested: _resume_requested,
     StopRequested: _stop_requested,
+    RewindRequested: _rewind_requested,
     AssignmentTaken: _assignment_taken,
     UpdateReceived: _update_received,
     FailureReported: _failure_reported,

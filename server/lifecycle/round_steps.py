@@ -7,6 +7,7 @@ from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.views import (
     abandonment,
+    attempts_before,
     find_standing,
     find_unscored,
     is_best_reached,
@@ -41,7 +42,7 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
         policy.clients_per_round,
         seed=policy.seed,
         number=number,
-        attempt=attempt,
+        attempt=attempt - attempts_before(run, number),  # as if it had never been drawn before
         draws=policy.draws,
     )
     opened = Round(
@@ -146,7 +147,7 @@ def abandon(draft: Draft, reason: str) -> None:
     if draft.run.status is not RunStatus.RUNNING:
         return
     current = draft.round
-    if current.attempt % draft.run.policy.max_attempts:
+    if (current.attempt - attempts_before(draft.run, current.number)) % draft.run.policy.max_attempts:
         open_next(draft)
         return
     why = abandonment(current.number, current.attempt, reason)

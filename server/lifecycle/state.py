@@ -121,6 +121,10 @@ class Run:
     """A run as the state machine sees it. ``round`` is the newest round, finished or not.
 
     ``scores`` are the evaluators', by round and client; none where the policy does not go by them.
+
+    ``highest_attempt`` is the highest number that any attempt of any round has had. When the run goes back,
+    that becomes ``rewound_attempts``, and the highest round so far ``rewound_rounds``: attempts of rounds up
+    to that are counted from there on, so none is named as an earlier one was.
     """
 
     id: str
@@ -130,6 +134,9 @@ class Run:
     completed_rounds: int = 0
     round: Round | None = None
     reason: str | None = None
+    highest_attempt: int = 0
+    rewound_rounds: int = 0
+    rewound_attempts: int = 0
     scores: tuple[Score, ...] = ()
 
     def enrolment(self, client: str) -> Enrolment | None:

@@ -39,6 +39,7 @@ from server.lifecycle.events import (
     FailureReported,
     PauseRequested,
     ResumeRequested,
+    RewindRequested,
     StartRequested,
     StopRequested,
     TimePassed,
@@ -77,6 +78,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     PauseRequested: frozenset({RunStatus.RUNNING}),
     ResumeRequested: frozenset({RunStatus.PAUSED}),
     StopRequested: _OPEN,
+    RewindRequested: _AT_WORK,
     AssignmentTaken: _AT_WORK,
     UpdateReceived: _AT_WORK,
     FailureReported: _AT_WORK,
@@ -124,6 +126,7 @@ ROUND_MOVES: Final[Moves[RoundStatus]] = {
     (None, RoundStatus.COLLECTING): (
         StartRequested,
         ResumeRequested,
+        RewindRequested,
         ClientSeen,
         EvaluationReceived,
         *_READYING,
@@ -132,9 +135,14 @@ ROUND_MOVES: Final[Moves[RoundStatus]] = {
         AggregationFailed,
     ),
     (RoundStatus.COLLECTING, RoundStatus.AGGREGATING): _CLOSING,
-    (RoundStatus.COLLECTING, RoundStatus.ABANDONED): (*_CLOSING, StopRequested),
+    (RoundStatus.COLLECTING, RoundStatus.ABANDONED): (*_CLOSING, StopRequested, RewindRequested),
     (RoundStatus.AGGREGATING, RoundStatus.COMPLETED): (AggregationFinished,),
-    (RoundStatus.AGGREGATING, RoundStatus.ABANDONED): (AggregationFinished, AggregationFailed, StopRequested),
+    (RoundStatus.AGGREGATING, RoundStatus.ABANDONED): (
+        AggregationFinished,
+        AggregationFailed,
+        StopRequested,
+        RewindRequested,
+    ),
 }
 
 PARTICIPANT_MOVES: Final[Moves[ParticipantStatus]] = {

@@ -13,6 +13,7 @@ from shared.scores import Standing, combine, standing
 
 __all__ = [
     "abandonment",
+    "attempts_before",
     "evaluators",
     "find_standing",
     "find_unscored",
@@ -64,7 +65,13 @@ def next_attempt(run: Run) -> tuple[int, int]:
     """(number, attempt) of the round that opens next."""
     if run.round is not None and run.round.status is RoundStatus.ABANDONED:
         return run.round.number, run.round.attempt + 1
-    return run.completed_rounds + 1, 1
+    number = run.completed_rounds + 1
+    return number, attempts_before(run, number) + 1
+
+
+def attempts_before(run: Run, number: int) -> int:
+    """Attempts of the round that count no more, since the run went back before it."""
+    return run.rewound_attempts if number <= run.rewound_rounds else 0
 
 
 def relative_sizes(run: Run) -> dict[str, float]:

@@ -51,8 +51,9 @@ def run_page(
     latest = store.latest_event_id(name)
     run = store.run_view(name, now)
     first = 1 if everything else max(_newest_round(run) - SHOWN_ROUNDS + 1, 1)
-    found = store.rounds(name, min(first, losses.first_unknown(name)))
-    training = losses.learn(name, found)
+    course = f"{name}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
+    found = store.rounds(name, min(first, losses.first_unknown(course)))
+    training = losses.learn(course, found)
     rounds = sorted(
         (round for round in found if round.round >= first), key=lambda round: (-round.round, -round.attempt)
     )

@@ -168,7 +168,7 @@ _TONES = {
     "go": {"running", "training", "collecting", "aggregating"},
     "done": {"completed", "aggregated", "uploaded", "ready", "finished"},
     "hold": {"paused", "away", "timed_out"},
-    "end": {"stopped", "left", "declined", "abandoned"},
+    "end": {"stopped", "left", "declined", "abandoned", "rewound"},
     "bad": {"failed", "rejected", "refused"},
 }
 _TONE = {status: tone for tone, statuses in _TONES.items() for status in statuses}

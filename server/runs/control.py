@@ -1,4 +1,4 @@
-"""What an operator does with a run: create it, start, pause, resume and stop it. On a thread."""
+"""What an operator does with a run: create it, start, pause, resume, rewind and stop it. On a thread."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from server.blobs import BlobStore
 from server.database.store import Store
-from server.lifecycle.events import PauseRequested, ResumeRequested, StartRequested, StopRequested
+from server.lifecycle.events import (
+    PauseRequested,
+    ResumeRequested,
+    RewindRequested,
+    StartRequested,
+    StopRequested,
+)
 from server.runs.initial import make_initial
 from server.runs.runner import Runner
 from shared.config import RunConfig
-from shared.problems import InvalidConfiguration, NameTaken, NotFound
+from shared.problems import IllegalTransition, InvalidConfiguration, NameTaken, NotFound
 from shared.schemas import RunRequest
 
 __all__ = ["Control"]
@@ -64,6 +70,24 @@ class Control:
 
     def stop(self, run: str, reason: str, actor: str) -> None:
         self.runner.commit(run, StopRequested(reason), actor=actor)
+
+    def rewind(self, run: str, number: int, reason: str, actor: str) -> None:
+        """Go back to a round's model, without a new run. Imports PyTorch.
+
+        Raises:
+            IllegalTransition: there is no such round to go back to, or its clients cannot go back.
+        """
+        from shared.algorithms import load_algorithm
+
+        algorithm = load_algorithm(self.store.run_view(run, self.clock()).config.algorithm)
+        if algorithm.keeps:
+            kept = ", ".join(algorithm.keeps)
+            raise IllegalTransition(
+                f"run {run!r} trains by {type(algorithm).__name__}, whose clients keep {kept} from round to "
+                "round, and only the newest: the run cannot go back",
+                hint="Create a run that starts from the round's model (feddisco run create --weights).",
+            )
+        self.runner.commit(run, RewindRequested(number, reason), actor=actor)
 
 
 def _check_served(config: RunConfig) -> None:

@@ -29,7 +29,7 @@ def test_the_version_is_the_packages() -> None:
         ["simulate"],
         ["replay"],
         *(["run", verb] for verb in ("create", "list", "show", "watch", "start", "pause", "resume", "stop")),
-        *(["run", verb] for verb in ("model", "export", "card", "approve", "refuse")),
+        *(["run", verb] for verb in ("model", "export", "card", "approve", "refuse", "rewind")),
         ["predict"],
         *(["clients", verb] for verb in ("invite", "list", "revoke")),
     ],

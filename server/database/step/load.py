@@ -34,7 +34,14 @@ class Snapshot:
 # Statements are built once: building costs more than running them on SQLite.
 _RUN = sa.bindparam("of_run", type_=sa.String)
 _HEAD = sa.select(
-    runs.c.version, runs.c.status, runs.c.reason, runs.c.completed_rounds, runs.c.initial_model
+    runs.c.version,
+    runs.c.status,
+    runs.c.reason,
+    runs.c.completed_rounds,
+    runs.c.initial_model,
+    runs.c.highest_attempt,
+    runs.c.rewound_rounds,
+    runs.c.rewound_attempts,
 ).where(runs.c.run == _RUN)
 # "no key": foreign keys that point at the row are checked by others meanwhile
 _LOCKED_HEAD = _HEAD.with_for_update(key_share=True)
@@ -54,9 +61,15 @@ _ENROLMENTS = (
     .where(enrolments.c.run == _RUN)
     .order_by(enrolments.c.client)
 )
+# after the run went back: rounds before that, and attempts drawn since
+_COUNTS = sa.or_(
+    rounds.c.round <= sa.bindparam("completed", type_=sa.BigInteger),
+    rounds.c.round > sa.bindparam("rewound_rounds", type_=sa.BigInteger),
+    rounds.c.attempt > sa.bindparam("rewound_attempts", type_=sa.BigInteger),
+)
 _NEWEST = (
     sa.select(rounds)
-    .where(rounds.c.run == _RUN)
+    .where(rounds.c.run == _RUN, _COUNTS)
     .order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
     .limit(1)
     .subquery("newest")
@@ -94,7 +107,12 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
     if head is None:
         raise no_such_run(run)
     enrolled = connection.select(_ENROLMENTS, parameters).all()
-    newest = connection.select(_ROUND, parameters).all()
+    counting = {
+        "completed": head.completed_rounds,
+        "rewound_rounds": head.rewound_rounds,
+        "rewound_attempts": head.rewound_attempts,
+    }
+    newest = connection.select(_ROUND, parameters | counting).all()
     config = configs.of(connection, run)
     return Snapshot(
         run=Run(
@@ -105,6 +123,9 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
             completed_rounds=head.completed_rounds,
             round=_round(newest) if newest else None,
             reason=head.reason,
+            highest_attempt=head.highest_attempt,
+            rewound_rounds=head.rewound_rounds,
+            rewound_attempts=head.rewound_attempts,
             scores=_read_scores(connection, run, config) if config.needs_scores else (),
         ),
         version=head.version,

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from server.database.session import Reading, Statement
 from server.database.step.change import Change
 from server.database.step.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
-from server.database.tables import Words, participants, rounds
-from server.lifecycle.events import UpdateReceived
+from server.database.tables import Words, evaluations, participants, rounds
+from server.lifecycle.events import RewindRequested, UpdateReceived
 from server.lifecycle.state import Participant, Round
 from server.lifecycle.views import relative_sizes
 from shared.schemas import ParticipantStatus, RoundStatus
@@ -34,6 +34,12 @@ _PARTICIPANT = participants.update().where(
     participants.c.attempt == _OF_ATTEMPT,
     participants.c.client == _OF_CLIENT,
 )
+_SUPERSEDE = (
+    rounds.update()
+    .where(rounds.c.run == _OF_RUN, rounds.c.round > _OF_ROUND, rounds.c.status == RoundStatus.COMPLETED)
+    .values(status=RoundStatus.REWOUND)
+)
+_FORGET_SCORES = evaluations.delete().where(evaluations.c.run == _OF_RUN, evaluations.c.round > _OF_ROUND)
 _LEDGER_ROW = (
     participants.update()
     .where(
@@ -48,7 +54,7 @@ _LEDGER_ROW = (
 
 def round_statements(connection: Reading, change: Change) -> list[Statement]:
     """What is to be written, in this order; read are only results of earlier rounds."""
-    statements: list[Statement] = []
+    statements: list[Statement] = _rewind_statements(change)
     for after in (*change.decision.ended, change.decision.run.round):
         if after is None:
             continue
@@ -58,6 +64,14 @@ def round_statements(connection: Reading, change: Change) -> list[Statement]:
         else:
             statements += _insert_round(change, after, _newest_result(connection, change))
     return statements
+
+
+def _rewind_statements(change: Change) -> list[Statement]:
+    """Rounds behind which the run goes back keep all that they are but their status; scores go to the log."""
+    if not isinstance(change.event, RewindRequested):
+        return []
+    later = {"of_run": change.run, "of_round": change.event.round}
+    return [(_SUPERSEDE, later), (_FORGET_SCORES, later)]
 
 
 # -------------------------------------------------------------------- a round that goes on or ends
@@ -163,7 +177,11 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
 
 _NEWEST_RESULT = (
     sa.select(rounds.c.model, rounds.c.broadcast, rounds.c.private, rounds.c.memory)
-    .where(rounds.c.run == _OF_RUN, rounds.c.status == RoundStatus.COMPLETED)
+    .where(
+        rounds.c.run == _OF_RUN,
+        rounds.c.status == RoundStatus.COMPLETED,
+        rounds.c.round <= sa.bindparam("completed", type_=sa.BigInteger),
+    )
     .order_by(rounds.c.round.desc())
     .limit(1)
 )
@@ -176,7 +194,8 @@ def _newest_result(connection: Reading, change: Change) -> _Result:
     completed = change.decision.run.completed_rounds != change.before.run.completed_rounds
     if completed and isinstance(facts, AggregationFacts):  # by this very change
         return _start(facts.model, facts.broadcast, facts.private, dict(facts.memory) or None)
-    row = connection.select(_NEWEST_RESULT, {"of_run": change.run}).one_or_none()
+    found = {"of_run": change.run, "completed": change.decision.run.completed_rounds}
+    row = connection.select(_NEWEST_RESULT, found).one_or_none()
     return _start(change.before.initial_model, None, None, None) if row is None else _start(*row)
 
 

@@ -64,6 +64,9 @@ def _run_values(change: Change) -> dict[str, Any]:
         values |= {"status": new.status, "reason": new.reason}
     if old.completed_rounds != new.completed_rounds:
         values["completed_rounds"] = new.completed_rounds
+    for name in ("highest_attempt", "rewound_rounds", "rewound_attempts"):
+        if getattr(old, name) != getattr(new, name):
+            values[name] = getattr(new, name)
     if old.status is RunStatus.ENROLLING and new.status is RunStatus.RUNNING:
         values["started_at"] = change.now
     if new.status.is_terminal and not old.status.is_terminal:

@@ -26,6 +26,7 @@ from server.lifecycle.events import (
     FailureReported,
     PauseRequested,
     ResumeRequested,
+    RewindRequested,
     StopRequested,
 )
 from shared.schemas import Role
@@ -104,6 +105,7 @@ def run_into_trouble(store: Store) -> None:
     run.apply(AggregationDelayed(2, 2, "disk full"), "coordinator")
     run.apply(AggregationFailed(2, 2, "a mistake"), "coordinator")
     run.apply(ClientLeft(SITES[0].name, "enough"), SITES[0].name)
+    run.apply(RewindRequested(0, "spoilt"), "admin")
     run.apply(StopRequested("enough"), "admin")
 
 

@@ -351,3 +351,53 @@ def test_participants_of_schema_0007_have_told_nothing_of_their_updates(empty_da
         (older,) = connection.execute(sa.text("SELECT * FROM participants"))
         assert (older.weight, "norm" in older._fields) == (0.5, False)
     engine.dispose()
+
+
+def test_runs_of_schema_0008_know_their_highest_attempt_and_keep_their_rounds(
+    empty_database_url: str,
+) -> None:
+    upgrade(empty_database_url, "0008")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        for name in ("demo", "new"):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
+                    "initial_model, created_at) VALUES (:run, 1, 'running', '{}', '[]', '[]', 2, :zeros, :at)"
+                ),
+                {"run": name, "zeros": "0" * 64, "at": at},
+            )
+        values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        common = {"run": "demo", "opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64}
+        for number, attempt, status in ((1, 3, RoundStatus.COMPLETED), (2, 1, RoundStatus.COMPLETED)):
+            place = {"round": number, "attempt": attempt}
+            connection.execute(rounds.insert().values(**common, **place, status=status))
+            member = {"client": "north", "index": 0, "examples": 40, "relative_size": 1.0}
+            connection.execute(
+                participants.insert().values(
+                    run="demo", **place, **member, status=ParticipantStatus.AGGREGATED
+                )
+            )
+    upgrade(empty_database_url, "0009")
+    with engine.begin() as connection:
+        found = connection.execute(sa.select(runs.c.run, runs.c.highest_attempt, runs.c.rewound_rounds))
+        assert sorted(found.all()) == [("demo", 3, 0), ("new", 0, 0)]
+        assert connection.scalar(sa.select(sa.func.count()).select_from(participants)) == 2
+        connection.execute(rounds.update().where(rounds.c.round == 2).values(status=RoundStatus.REWOUND))
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE rounds SET status = 'unheard-of'"))
+    with (
+        pytest.raises(sa.exc.IntegrityError),
+        engine.begin() as connection,
+    ):  # participants still need a round
+        connection.execute(sa.text("UPDATE participants SET round = 7"))
+    names = {index["name"] for index in sa.inspect(engine).get_indexes("rounds")}
+    assert {"ix_rounds_status", "ix_rounds_model", "ix_rounds_broadcast", "ix_rounds_scored_model"} <= names
+    downgrade(empty_database_url, "0008")
+    with engine.connect() as connection:
+        older = connection.execute(sa.text("SELECT round, status FROM rounds ORDER BY round"))
+        assert older.all() == [(1, "completed"), (2, "abandoned")]
+        assert connection.scalar(sa.text("SELECT COUNT(*) FROM participants")) == 2
+    engine.dispose()

@@ -28,6 +28,7 @@ from server.lifecycle.events import (
     FailureReported,
     PauseRequested,
     ResumeRequested,
+    RewindRequested,
     StartRequested,
     StopRequested,
     TimePassed,
@@ -143,6 +144,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def stop(self) -> None:
         self.give(StopRequested("enough"))
+
+    @precondition(lambda self: self.run.completed_rounds > 0)
+    @rule(back=st.integers(0, 3))
+    def go_back(self, back: int) -> None:
+        self.give(RewindRequested(max(self.run.completed_rounds - back, 0), "spoilt"))
 
     @rule(client=CLIENTS, number=SHIFTS, attempt=SHIFTS)
     def take(self, client: str, number: int, attempt: int) -> None:
@@ -277,14 +283,17 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     after = decision.run
     assert after.status == before.status or after.status in RUN_GRAPH[before.status]
     assert after.policy is before.policy
-    assert after.completed_rounds - before.completed_rounds in (0, 1)
+    if isinstance(event, RewindRequested):
+        assert after.completed_rounds == event.round <= before.completed_rounds
+    else:
+        assert after.completed_rounds - before.completed_rounds in (0, 1)
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
     # a score's record is its own row
     check_effects(decision, changed=replace(after, scores=()) != replace(before, scores=()))
     if before.status.is_terminal:
         assert isinstance(event, ClientDeclined | ClientLeft) or after == before
         assert (after.status, after.round) == (before.status, before.round)
-    if after.round is not None and before.round is not None:
+    if after.round is not None and before.round is not None and not isinstance(event, RewindRequested):
         check_round(before.round, after.round)
     if isinstance(event, FailureReported) and before.round is not None and after.round is not None:
         others = [p for p in before.round.participants if p.client != event.client]
@@ -317,10 +326,8 @@ def check_round(before: Round, after: Round) -> None:
             assert (old.client, old.index) == (new.client, new.index)
             assert new.status == old.status or new.status in PARTICIPANT_GRAPH[old.status]
     else:  # a new attempt of the same round, or the first of the next
-        assert (after.number, after.attempt) in (
-            (before.number, before.attempt + 1),
-            (before.number + 1, 1),
-        )
+        same = after.number == before.number and after.attempt == before.attempt + 1
+        assert same or after.number == before.number + 1
         assert after.status == "collecting"
         assert all(p.status == "invited" for p in after.participants)
 
