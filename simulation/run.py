@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, RunStatus
 from shared.training.workbench import Workbench
-from simulation.engines import EngineName, OpenEngine, choose_engine
+from simulation.engines import Engine, EngineName, OpenEngine, choose_engine
 from simulation.engines.in_process import InProcess
 from simulation.engines.processes import Processes
 from simulation.engines.ray import Ray
@@ -169,13 +169,23 @@ class Simulation:
         folder.mkdir(parents=True, exist_ok=True)
         lines = self._round_lines() if self._config.needs_scores else []
         scores = {line["round"]: _read_scores(line) for line in lines}
-        self._federation = Federation(self._config, self._workbench, folder, scores)
+        self._federation = self._make_federation(folder, scores)
         self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
-        self._engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
+        self._engine = self._adapt(
+            self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
+        )
         if lines := self._results.lines():
             self._results.rewrite([line for line in lines if line.get("round", 0) <= self.completed])
         else:
             self._results.append(header(self._config, setup.engine, setup.kernels, setup.device))
+
+    def _make_federation(self, folder: Path, scores: Mapping[int, Metrics]) -> Federation:
+        """What an experiment with other clients overrides."""
+        return Federation(self._config, self._workbench, folder, scores)
+
+    def _adapt(self, engine: Engine) -> Engine:
+        """What an experiment with other updates overrides."""
+        return engine
 
     def _train_rounds(self, until: int | None) -> None:
         config, tests = self._config, self._tests

@@ -1,0 +1,73 @@
+"""One liar among ten, on the digits: what it sends and declares, interrupted runs, and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import liars
+from experiments.liars import CELLS, LIAR, Cell, liars_page, train
+from simulation.results import Results
+from simulation.run import Setup
+
+SMALL = {"task": "digits", "rounds": 3, "local": {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}}
+
+
+def run(cell: Cell, folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    out = folder / f"{cell.name}-s0.jsonl"
+    train(cell, cell.config(0, **SMALL | changes), Setup(), out, lambda line: None)
+    return Results(out).lines()
+
+
+def rounds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] == "round"]
+
+
+def test_every_cell_is_a_run_of_its_own() -> None:
+    names = [cell.name for cell in CELLS]
+    assert len(set(names)) == len(names)
+    assert all(cell.config(1).name.endswith("-s1") for cell in CELLS)
+
+
+def test_a_liar_spoils_the_mean_and_not_the_median(tmp_path: Path) -> None:
+    honest = rounds(run(Cell("none", "mean"), tmp_path))[-1]["accuracy"]
+    spoilt = rounds(run(Cell("x1000", "mean", 0.2), tmp_path, max_norm=1e9))[-1]["accuracy"]
+    kept = rounds(run(Cell("x1000", "median", 0.2), tmp_path, max_norm=1e9))[-1]["accuracy"]
+    assert spoilt < honest - 0.2
+    assert kept > spoilt + 0.2
+
+
+def test_an_update_of_1e30_has_no_weight(tmp_path: Path) -> None:
+    for line in rounds(run(Cell("1e30", "mean"), tmp_path)):
+        assert line["weights"][LIAR] == 0
+        assert sum(line["weights"]) == pytest.approx(1)
+
+
+def test_a_declared_size_takes_the_model_and_a_cap_bounds_it(tmp_path: Path) -> None:
+    taken = rounds(run(Cell("size", "mean"), tmp_path, weighting={"kind": "sizes"}))
+    assert taken[0]["weights"][LIAR] == pytest.approx(1)
+    capped = rounds(run(Cell("size", "mean", 0.2), tmp_path, weighting={"kind": "sizes"}))
+    assert capped[0]["weights"][LIAR] == pytest.approx(0.2)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    cell = Cell("x-10", "clipped", 0.2)
+    whole = run(cell, tmp_path / "whole")
+    out = tmp_path / "cut" / f"{cell.name}-s0.jsonl"
+    kind = type("Lying", (liars.LyingSimulation,), {"lie": cell.lie})
+    with kind(cell.config(0, **SMALL), Setup(), out, lambda line: None) as first:
+        first.train(until=1)
+    train(cell, cell.config(0, **SMALL), Setup(), out, lambda line: None)
+    assert [line["model"] for line in rounds(Results(out).lines())] == [
+        line["model"] for line in rounds(whole)
+    ]
+
+
+def test_the_page_says_what_is_not_yet_run(tmp_path: Path) -> None:
+    run(Cell("none", "mean"), tmp_path)
+    page = liars_page(tmp_path)
+    assert "| `mean` | " in page
+    assert page.count("not yet run") == 3 * len(liars.RULES) - 1 + 1 + 4
+    assert "headline by the median" in page
