@@ -5,22 +5,53 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from feddisco.main import main
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def typed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def typed(*arguments: object, cwd: Path) -> Ended:
+    """The command as a process."""
     command = [sys.executable, "-m", "feddisco", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDDISCO_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """The command in this process, which has imported PyTorch already."""
+    for name in [name for name in os.environ if name.startswith("FEDDISCO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["feddisco", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
 
 
 def images(folder: Path, numbers: dict[str, int], suffix: str = ".png") -> Path:
@@ -56,34 +87,34 @@ def test_good_data_are_described(tmp_path: Path) -> None:
         assert said in done.stdout, (said, done.stdout)
 
 
-def test_data_that_a_run_would_decline(tmp_path: Path) -> None:
+def test_data_that_a_run_would_decline(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
     data = images(tmp_path / "data", {"melanoma": 2, "Nevi": 3, "freckle": 1})
     (tmp_path / "run.yaml").write_text(
         "name: skin\ntask: imagefolder\ntask_options: {classes: [melanoma, nevus], size: 32}\n"
         "weighting: {kind: disco, metric: l1, target: [0.9, 0.1]}\n"
     )
-    done = typed("check-data", "--run", "run.yaml", "--data", data, cwd=tmp_path)
+    done = run_here("check-data", "--run", "run.yaml", "--data", data)
     assert (done.returncode, done.stderr) == (1, "")
     assert "the folder 'Nevi' (3 images) is none of the classes. Did you mean nevus?" in done.stdout
     assert "the folder 'freckle' (1 images) is none of the classes." in done.stdout
     assert "train: cannot be used. data: Nevi/0.png" in done.stdout
     (data / "freckle" / "0.png").unlink()
     labels = '{"Nevi": "nevus", "mole": "nevus"}'
-    done = typed("check-data", "--run", "run.yaml", "--data", data, "--labels", labels, cwd=tmp_path)
+    done = run_here("check-data", "--run", "run.yaml", "--data", data, "--labels", labels)
     assert done.returncode == 0, done.stdout
     assert "labels: nothing here is called 'mole'." in done.stdout
     assert "discrepancy d (l1, target (0.9, 0.1)): 1" in done.stdout
 
 
-def test_broken_data_and_what_skipping_leaves(tmp_path: Path) -> None:
+def test_broken_data_and_what_skipping_leaves(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
     data = images(tmp_path / "data", {"a": 3, "b": 2})
     (data / "a" / "0.png").write_bytes(b"")
     command = ("check-data", "--task", "imagefolder", "--data", data)
-    done = typed(*command, cwd=tmp_path)
+    done = run_here(*command)
     assert done.returncode == 1
     assert "No classes are given (--classes, --run): taking the folders a, b." in done.stdout
     assert "train: cannot be used. data: a/0.png in" in done.stdout
-    done = typed(*command, "--on-broken", "skip", cwd=tmp_path)
+    done = run_here(*command, "--on-broken", "skip")
     assert done.returncode == 0
     assert "left out, empty files: 1 (a/0.png is empty (0 bytes))" in done.stdout
 
@@ -96,14 +127,16 @@ def test_broken_data_and_what_skipping_leaves(tmp_path: Path) -> None:
         (("--task", "imagefolder", "--data", "gone"), "at gone, which does not exist"),
     ],
 )
-def test_wrong_settings_are_a_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = typed("check-data", *arguments, cwd=tmp_path)
+def test_wrong_settings_are_a_sentence(
+    run_here: Callable[..., Ended], arguments: tuple[str, ...], said: str
+) -> None:
+    done = run_here("check-data", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_leaving_without_a_client_is_a_sentence(tmp_path: Path) -> None:
-    done = typed("worker", "leave", "skin", "--url", "http://127.0.0.1:1", "--state", "state", cwd=tmp_path)
+def test_leaving_without_a_client_is_a_sentence(run_here: Callable[..., Ended]) -> None:
+    done = run_here("worker", "leave", "skin", "--url", "http://127.0.0.1:1", "--state", "state")
     assert done.returncode == 2
     assert "no client of http://127.0.0.1:1 is registered in state" in done.stderr
