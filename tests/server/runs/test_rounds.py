@@ -93,7 +93,9 @@ def test_a_round_that_cannot_be_aggregated_is_drawn_anew_then_the_run_pauses(
             "name": "fedavgm",
             "parameters": {"server_learning_rate": 10.0},
         }  # ten times 3e38 is infinite
-        at.create(min_clients=1, rounds=1, max_attempts=2, algorithm=algorithm, weighting={"kind": "sizes"})
+        believed = {"max_entry": 3.4e38, "max_norm": 1e40}
+        config = {"algorithm": algorithm, "weighting": {"kind": "sizes"}, **believed}
+        at.create(min_clients=1, rounds=1, max_attempts=2, **config)
         (site,) = enrolled(at, (10,))
         huge = file_of(3e38)
         for attempt in (1, 2):
