@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -34,6 +34,7 @@ from server.runs.scrub import Scrub
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
+from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
 from server.web import errors
 from server.web.admission import Admission, Gate
@@ -43,6 +44,7 @@ from server.web.protocol import Connections
 from server.web.security import Guard, KnownClient, hash_token, load_admin_token, load_viewer_token
 from server.web.sessions import Sessions
 from shared.problems import MissingToken, Problem, Unauthorised
+from shared.schemas import EventView
 from shared.versions import VERSION
 
 __all__ = ["create_app", "make_coordinator", "prepare"]
@@ -60,8 +62,10 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     store = Store(make_engine(settings.database))
     clock = clock or Clock(store.read_time if settings.on_postgres else utc_now)
     blobs = BlobStore(settings.data_folder / "blobs")
-    hub, telemetry, integrity = Hub(), Telemetry(), BlobIntegrity()
+    telemetry, integrity = Telemetry(), BlobIntegrity()
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
+    feeds = _make_feeds(store, threads)
+    hub = Hub(feeds)
     faults = BlobFaults(store, blobs, integrity, clock)
     runner = Runner(
         store=store,
@@ -112,6 +116,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         integrity=integrity,
         faults=faults,
         hub=hub,
+        feeds=feeds,
         threads=threads,
         guard=guard,
         gate=gate,
@@ -146,6 +151,16 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         ),
         presence=Presence(store, threads, clock),
     )
+
+
+def _make_feeds(store: Store, threads: Threads) -> Feeds:
+    async def read(after: int, run: str | None, most: int) -> Sequence[EventView]:
+        return await threads.run_for_viewers(store.events, after, run, most)
+
+    async def find_newest(run: str | None) -> int:
+        return await threads.run_for_viewers(store.latest_event_id, run)
+
+    return Feeds(read, find_newest)
 
 
 def create_app(coordinator: Coordinator) -> FastAPI:

@@ -24,6 +24,7 @@ from server.runs.scrub import Scrub
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
+from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
 from server.web.admission import Gate
 from server.web.grants import DownloadGrants
@@ -66,6 +67,7 @@ class Coordinator:
     grants: DownloadGrants = field(default_factory=DownloadGrants)
     presence: Presence
     hub: Hub
+    feeds: Feeds
     telemetry: Telemetry
 
     def close(self) -> None:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from server.api.dependencies import Coordinator, Reader
 from server.api.documents import RunId
 from server.runs.client_views import event_for, is_progress_for
+from server.wakeups.feeds import Entry, EventBatch, write_event
 from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest
+from shared.schemas import EventView
 
 router = APIRouter(tags=["events"])
 
-BATCH = 200
-RETRY_MILLISECONDS = 2000
-FOR_EVER = 86400.0
+OPENING = b": events follow\nretry: 2000\n\n"
+STILL_HERE = b": still here\n\n"
+SILENCE_SECONDS = 15.0
+"""A page takes a longer silence for a dead connection."""
 LARGEST_ID = 2**63 - 1
 After = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="only events with a larger id")]
 LastEventId = Annotated[
     str | None, Header(description="what a browser sends instead of `after` when it reconnects")
 ]
-
-
-# Refusals come from dependencies: an endpoint that yields has sent its 200 before its first line runs.
 
 
 async def _read_start(after: After = None, last_event_id: LastEventId = None) -> int:
@@ -47,44 +49,72 @@ async def _check_run(run: RunId, coordinator: Coordinator) -> str:
 Start = Annotated[int, Depends(_read_start)]
 
 
-@router.get("/events", response_class=EventSourceResponse)
-async def all_events(
-    coordinator: Coordinator, start: Start, reader: Reader
-) -> AsyncIterable[ServerSentEvent]:
+class EventStream(StreamingResponse):
+    """Server-sent events. No proxy is to keep them back, and whoever hangs up is forgotten at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], status_code: int = 200) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, status_code, headers)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+@router.get("/events", response_class=EventStream)
+async def all_events(coordinator: Coordinator, start: Start, reader: Reader) -> EventStream:
     """Events of all runs: the past ones, all or those after a given one, then each new one at once.
 
     A client gets its own, and those of runs as a whole.
     """
-    async for event in _follow(coordinator, None, start, reader):
-        yield event
+    return EventStream(_follow(coordinator, None, start, reader))
 
 
-@router.get("/runs/{run}/events", response_class=EventSourceResponse)
+@router.get("/runs/{run}/events", response_class=EventStream)
 async def run_events(
     run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start, reader: Reader
-) -> AsyncIterable[ServerSentEvent]:
+) -> EventStream:
     """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
-    async for event in _follow(coordinator, run, start, reader):
-        yield event
+    return EventStream(_follow(coordinator, run, start, reader))
 
 
 async def _follow(
     coordinator: Coordinator, run: str | None, last: int, reader: str | None
-) -> AsyncIterable[ServerSentEvent]:
-    with coordinator.hub.streaming(run) as stream:  # before the first query, so that nothing is missed
-        yield ServerSentEvent(comment="events follow", retry=RETRY_MILLISECONDS)
-        while True:
-            while stream.progress:
-                beat = stream.progress.popleft()
-                if reader is None or is_progress_for(reader, beat):
-                    yield ServerSentEvent(event="progress", data=beat)
-            batch = await coordinator.threads.run(coordinator.store.events, last, run, BATCH)
-            for found in batch:
-                last = found.id
-                shown = found if reader is None else event_for(reader, found)
-                if shown is not None:
-                    yield ServerSentEvent(event=shown.kind, id=str(shown.id), data=shown)
-            if coordinator.hub.closed:
-                return
-            if len(batch) < BATCH:
-                await stream.wait(coordinator.hub.recheck_seconds or FOR_EVER)
+) -> AsyncGenerator[bytes]:
+    hub = coordinator.hub
+    with coordinator.feeds.following(run, hub.recheck_seconds) as (feed, follower):
+        yield OPENING
+        while not hub.closed:
+            batches = feed.take(follower)
+            if batches is None:
+                while last < feed.newest and (past := await feed.read_past(last)).entries:
+                    yield _write(past, last, reader)
+                    last = past.last
+                continue
+            for batch in batches:
+                if data := _write(batch, last, reader):
+                    yield data
+                last = max(last, batch.last)
+            if not await follower.wait(SILENCE_SECONDS):
+                yield STILL_HERE
+
+
+def _write(batch: EventBatch, last: int, reader: str | None) -> bytes:
+    """What the reader has not had, and may read."""
+    if reader is None and (not batch.last or batch.first > last):
+        return batch.data
+    chosen = (entry for entry in batch.entries if entry.id == 0 or entry.id > last)
+    return b"".join(_write_entry(entry, reader) for entry in chosen)
+
+
+def _write_entry(entry: Entry, reader: str | None) -> bytes:
+    """Empty for what is not the reader's business."""
+    if reader is None:
+        return entry.data
+    if not isinstance(entry.content, EventView):
+        return entry.data if is_progress_for(reader, entry.content) else b""
+    shown = event_for(reader, entry.content)
+    return b"" if shown is None else write_event(shown)

@@ -1,4 +1,4 @@
-"""Who is waiting: long polls and event streams sleep here and do not ask the database meanwhile.
+"""Who is waiting: long polls sleep here, and event streams in their feeds; none asks the database meanwhile.
 
 A long poll registers *before* it queries and waits after it, so nothing that is committed in between
 is missed. With several coordinators on one PostgreSQL, ``server.wakeups.postgres`` passes the same
@@ -10,14 +10,15 @@ All methods run on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["Hub", "Relay", "Stream", "Waiter"]
+from server.wakeups.feeds import Feeds
 
-PROGRESS_KEPT = 256
+__all__ = ["Hub", "Relay", "Waiter"]
+
 RECHECK_SECONDS = 10.0
 
 
@@ -56,26 +57,14 @@ class Waiter:
         return not (self._hub.closed or self._gone)
 
 
-class Stream(Waiter):
-    """One event stream: wakes for new log entries of ``run`` (None: of all runs) and for heartbeats."""
-
-    def __init__(self, hub: Hub, run: str | None) -> None:
-        super().__init__(hub)
-        self.run = run
-        self.progress: deque[dict[str, Any]] = deque(maxlen=PROGRESS_KEPT)
-
-    def is_about(self, run: str | None) -> bool:
-        return self.run is None or self.run == run
-
-
 class Hub:
-    """Wakes long polls by client and event streams by run."""
+    """Wakes long polls by client, and tells the feeds of event streams by run."""
 
-    def __init__(self) -> None:
+    def __init__(self, feeds: Feeds | None = None) -> None:
         self.closed = False
         self.relay: Relay | None = None
+        self._feeds = feeds  # None: nobody follows events here
         self._polls: defaultdict[str, set[Waiter]] = defaultdict(set)
-        self._streams: set[Stream] = set()
 
     @contextmanager
     def polling(self, client: str) -> Iterator[Waiter]:
@@ -88,15 +77,6 @@ class Hub:
             if not self._polls[client]:
                 del self._polls[client]
 
-    @contextmanager
-    def streaming(self, run: str | None) -> Iterator[Stream]:
-        stream = Stream(self, run)
-        self._streams.add(stream)
-        try:
-            yield stream
-        finally:
-            self._streams.discard(stream)
-
     @property
     def recheck_seconds(self) -> float | None:
         """How long to sleep before looking again without being woken; None: for ever, nobody else writes."""
@@ -108,7 +88,7 @@ class Hub:
 
     @property
     def open_streams(self) -> int:
-        return len(self._streams)
+        return 0 if self._feeds is None else self._feeds.followers
 
     def wake(self, clients: Iterable[str]) -> None:
         """These clients' long polls may have an answer now."""
@@ -132,18 +112,20 @@ class Hub:
         """The process is shutting down: everybody who waits is answered now."""
         self.closed = True
         self._wake_everyone()
-        for stream in self._streams:
-            stream.wake()
+        if self._feeds is not None:
+            self._feeds.wake_all()
 
     def receive(self, message: dict[str, Any]) -> None:
         """A message from another process's relay (or from this one's ``_publish``)."""
         if message.get("everyone"):
             self._wake_everyone()
+            if self._feeds is not None:
+                self._feeds.notify_all()
         for client in message.get("wake", ()):
             for waiter in self._polls.get(client, ()):
                 waiter.wake()
-        if "run" in message:
-            self._wake_streams(message["run"], message.get("progress"))
+        if "run" in message and self._feeds is not None:
+            self._feeds.notify(message["run"], message.get("progress"))
 
     def _publish(self, message: dict[str, Any]) -> None:
         self.receive(message)
@@ -154,10 +136,3 @@ class Hub:
         for waiters in self._polls.values():
             for waiter in waiters:
                 waiter.wake()
-
-    def _wake_streams(self, run: str | None, progress: dict[str, Any] | None) -> None:
-        for stream in self._streams:
-            if stream.is_about(run):
-                if progress is not None:
-                    stream.progress.append(progress)
-                stream.wake()

@@ -22,6 +22,7 @@ SHORT = {
     "overhead": ("overhead", {"seconds_a_round", "bytes_a_round", "coordinator_cpu_seconds_a_round"}),
     "overhead --large": ("overhead, large", {"seconds_a_round", "bytes_a_round"}),
     "polling": ("polling", {"share_of_a_core", "last_seconds_to_assignment"}),
+    "viewers": ("viewers", {"added_share", "alone", "watched", "bytes_a_viewer"}),
     "transfer": ("transfer", {"growth_bytes", "update_mb_per_second"}),
     "simulation": ("simulation", {"speed", "difference"}),
     "simulation --task texts": ("simulation", {"speed", "difference"}),
@@ -30,6 +31,7 @@ LONG = {  # without an end of its own, short to start
     "aggregation": ("--repeats", "1000000"),
     "overhead": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
+    "viewers": ("--rounds", "100000"),
     "transfer": ("--mib", "2048"),
     "simulation": ("--rounds", "100000", "--processes", "2"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from tests.helpers.live_coordinator import Live, enrolled, live
 
@@ -76,6 +78,37 @@ def test_a_stream_goes_on_where_it_was(at: Live) -> None:
     assert resumed.ids() == ids[2:]
     after = Listener(at.http(), f"/events?after={ids[-2]}")
     at.wait_for(lambda: after.ids() == [ids[-1]])
+
+
+def test_a_page_that_is_loaded_again_replays_nothing(at: Live) -> None:
+    enrolled(at, (10,))
+    page = httpx.get(f"{at.url}/runs/demo").text
+    address = re.search(r'data-events="/api/v1([^"]+)"', page)
+    assert address is not None
+    stream = Listener(at.http(), address[1])
+    at.wait_for(lambda: at.coordinator.hub.open_streams)
+    shown = at.events()[-1]["id"]
+    at.admin.post("/runs/demo/pause", json={"reason": "to see it"}).raise_for_status()
+    at.wait_for(lambda: "run_paused" in stream.kinds())
+    assert min(stream.ids()) > shown
+
+
+def test_many_streams_ask_the_database_as_often_as_one(at: Live) -> None:
+    newest = at.events()[-1]["id"]
+    streams = [Listener(at.http(), f"/runs/demo/events?after={newest}") for _ in range(20)]
+    at.wait_for(lambda: at.coordinator.hub.open_streams == 20)
+    asked: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "FROM events" in statement and "max(" not in statement:
+            asked.append(statement)
+
+    sa.event.listen(at.coordinator.store.engine, "before_cursor_execute", note)
+    enrolled(at, (10,))
+    at.wait_for(lambda: all("round_opened" in stream.kinds() for stream in streams))
+    sa.event.remove(at.coordinator.store.engine, "before_cursor_execute", note)
+    assert len({tuple(stream.ids()) for stream in streams}) == 1
+    assert 0 < len(asked) < 10
 
 
 def test_heartbeats_are_shown_but_not_kept(at: Live) -> None:

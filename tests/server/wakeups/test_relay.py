@@ -10,8 +10,10 @@ import psycopg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
 from server.wakeups.postgres import CHANNEL, PostgresRelay, read_payload
+from shared.schemas import EventView
 from tests.helpers.databases import Postgres
 
 JSON = st.recursive(
@@ -38,9 +40,20 @@ GARBAGE = (
 def test_whatever_is_read_can_be_received(payload: str) -> None:
     message = read_payload(payload)
     if message is not None:
-        hub = Hub()
-        with hub.polling("north"), hub.streaming(None):
-            hub.receive(message)
+        asyncio.run(_receive(message))
+
+
+async def _receive(message: dict[str, Any]) -> None:
+    async def read(_after: int, _run: str | None, _many: int) -> list[EventView]:
+        return []
+
+    async def find_newest(_run: str | None) -> int:
+        return 0
+
+    feeds = Feeds(read, find_newest)
+    hub = Hub(feeds)
+    with hub.polling("north"), feeds.following(None, None):
+        hub.receive(message)
 
 
 def test_what_a_hub_publishes_is_read() -> None:
