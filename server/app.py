@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -31,6 +32,7 @@ from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import ACTOR, Runner
 from server.runs.scrub import Scrub
+from server.runs.space import Space
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
@@ -79,6 +81,18 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         clock=clock,
     )
 
+    space = Space(store, blobs.folder, threads, settings)
+    telemetry.watch(
+        "feddisco_disk_free_bytes",
+        "Bytes free on the disk of the files, at the last measurement",
+        lambda: space.usage.free if space.usage is not None else math.nan,
+    )
+    telemetry.watch(
+        "feddisco_space_warnings",
+        "Quotas, and the disk, that are nearly or wholly used up",
+        lambda: len(space.find_warnings()),
+    )
+
     async def find(token_hash: str) -> KnownClient | None:
         row = await threads.run(store.client_by_token_hash, token_hash)
         return None if row is None else KnownClient(row.client, row.revoked_at is not None)
@@ -113,6 +127,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         clock=clock,
         store=store,
         blobs=blobs,
+        space=space,
         integrity=integrity,
         faults=faults,
         hub=hub,
@@ -125,7 +140,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         telemetry=telemetry,
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
-        control=Control(store, blobs, runner, settings.max_update_bytes, clock),
+        control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),
         enrolments=Enrolments(store, runner, Revocations(settings.data_folder / FILE), clock),
         assignments=Assignments(store, runner, clock),
         scrub=Scrub(
@@ -145,6 +160,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             integrity=integrity,
             faults=faults,
             runner=runner,
+            space=space,
             telemetry=telemetry,
             max_bytes=settings.max_update_bytes,
             clock=clock,
@@ -188,7 +204,9 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)
     app.include_router(sign_in.router())
-    pages = pages_router(coordinator.store, coordinator.clock, coordinator.sessions)
+    pages = pages_router(
+        coordinator.store, coordinator.clock, coordinator.sessions, coordinator.space.find_warnings
+    )
     app.include_router(pages, dependencies=[Viewer])
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app
@@ -238,6 +256,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     background.start("deadlines", runner.run(coordinator.timekeeper.keep))
     background.start("collection", runner.collect())
     background.start("scrub", coordinator.scrub.run())
+    background.start("space", coordinator.space.run())
     background.start("presence", coordinator.presence.run())
     if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay

@@ -21,6 +21,7 @@ from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
 from server.runs.runner import Runner
 from server.runs.scrub import Scrub
+from server.runs.space import Space
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
 from server.threads import Threads
@@ -47,6 +48,7 @@ class Coordinator:
     # what it keeps
     store: Store
     blobs: BlobStore
+    space: Space
     integrity: BlobIntegrity
     faults: BlobFaults
     blob_cache: BlobCache = field(default_factory=BlobCache)

@@ -132,6 +132,20 @@ class Settings(BaseSettings):
         description="Within how many seconds the next 32 KiB of a body (or its rest) have to come, or some "
         "of an answer has to be read.",
     )
+    max_stored_bytes: int | None = Field(
+        None, ge=1, description="Quota for the files of all runs, in bytes. Without it, the disk."
+    )
+    max_run_bytes: int | None = Field(
+        None, ge=1, description="Quota for the files of one run, in bytes. Without it, none."
+    )
+    min_free_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Bytes that updates leave free on the disk. Without it, 64 MiB, or 2 % of a small disk.",
+    )
+    quota_alarm: float = Field(
+        0.8, gt=0, le=1, description="Share of a quota from which on pages, /readyz and metrics warn."
+    )
     aggregation_threads: int = Field(
         1, ge=1, le=64, description="How many rounds, of different runs, may be aggregated at the same time."
     )

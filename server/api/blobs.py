@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from server.api.dependencies import Admin, ClientOrAdmin, Coordinator
 from server.api.documents import DigestInPath
-from server.api.uploads import UPLOAD_BODY, read_announced_digest, receive_body
+from server.api.uploads import UPLOAD_BODY, read_announced_bytes, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
 from server.web.ranges import choose_range
@@ -134,6 +134,7 @@ async def upload(sha256: DigestInPath, request: Request, coordinator: Coordinato
     digest = read_announced_digest(request)
     if digest != sha256:
         raise DigestMismatch(f"the address names {sha256}, the header Content-Digest {digest}")
+    coordinator.space.check(None, read_announced_bytes(request) or 0)
     limit = coordinator.settings.max_update_bytes
     incoming = await receive_body(request, coordinator.blobs, digest=digest, max_bytes=limit)
     await coordinator.threads.run_long(_keep, coordinator, incoming)

@@ -49,6 +49,7 @@ def _run_checks(coordinator: Coordinator) -> dict[str, str]:
 def _run_warnings(coordinator: Coordinator) -> dict[str, str]:
     """What somebody has to look at, while clients can be served: with their help some of it mends itself."""
     return {
+        "space": "; ".join(coordinator.space.find_warnings()) or "ok",
         "files": _summarise(
             lambda: _warn(len(coordinator.store.faulty_blobs()), "stored file", "missing or damaged")
         ),

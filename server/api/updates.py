@@ -41,8 +41,9 @@ async def upload(
     threads, intake = coordinator.threads, coordinator.intake
     async with _record_refusals(coordinator, run, n, client):
         digest = read_announced_digest(request)
-        offer = Offer(run, n, client, report, digest, await coordinator.layouts.find(run))
         announced = read_announced_bytes(request)
+        layout = await coordinator.layouts.find(run)
+        offer = Offer(run, n, client, report, digest, layout, announced)
         if announced is not None and announced <= SMALL_BYTES:
             body = await read_body(request)
             return as_json(await threads.run(intake.accept_small, offer, body, announced))

@@ -22,6 +22,7 @@ __all__ = [
     "list_faulty",
     "list_referenced",
     "note_fault",
+    "sum_bytes",
 ]
 
 
@@ -78,6 +79,26 @@ def list_referenced(connection: Reading) -> set[str]:
         found = connection.select(sa.select(column).distinct().where(column.is_not(None)))
         referenced.update(found.scalars())
     return referenced
+
+
+def sum_bytes(connection: Reading) -> tuple[dict[str, int], int]:
+    """Bytes of the files that rows name, by run and in all; one that two runs name counts in both."""
+    named = sa.union(
+        sa.select(runs.c.run, runs.c.initial_model.label("digest")),
+        *(
+            sa.select(rounds.c.run, column.label("digest")).where(column.is_not(None))
+            for column in (rounds.c.model, rounds.c.scored_model, rounds.c.broadcast, rounds.c.private)
+        ),
+        sa.select(participants.c.run, participants.c.update.label("digest")).where(
+            participants.c.update.in_(_KEPT_UPDATES)
+        ),
+    ).subquery("named")
+    size = sa.func.coalesce(sa.func.sum(blobs.c.bytes), 0)
+    joined = named.join(blobs, blobs.c.digest == named.c.digest)
+    by_run = connection.select(sa.select(named.c.run, size).select_from(joined).group_by(named.c.run))
+    distinct = sa.select(named.c.digest).distinct()
+    total = connection.select(sa.select(size).where(blobs.c.digest.in_(distinct))).scalar_one()
+    return {run: int(number) for run, number in by_run}, int(total)
 
 
 # what a round starts from is an initial model or an earlier round's result

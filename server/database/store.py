@@ -439,6 +439,10 @@ class Store:
         """Bytes by digest of the files that were stored for runs and not collected since."""
         return self._read(audit.list_recorded)
 
+    def stored_bytes(self) -> tuple[dict[str, int], int]:
+        """Of the files that rows name, by run and in all; a file that two runs name counts in both."""
+        return self._read(blobs.sum_bytes)
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""
         return self._read(counts.count_rows)

@@ -55,12 +55,14 @@ class Page:
     """``events``: address of the stream that says when this page is out of date; ``None``: never.
 
     ``sign_out``: the seal of the form that ends a session; ``None``: there is none to end.
+    ``warnings``: sentences about the coordinator itself, such as a disk that is nearly full.
     """
 
     title: str
     now: dt.datetime
     events: str | None = None
     sign_out: str | None = None
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

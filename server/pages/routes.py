@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -80,8 +80,13 @@ def problem_response(problem: Problem, now: dt.datetime) -> HTMLResponse:
     return render("problem.html", page, problem.status)
 
 
-def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sessions) -> APIRouter:
-    """Routes of all pages but the sign-in.
+def pages_router(
+    store: Reader,
+    clock: Callable[[], dt.datetime],
+    sessions: Sessions,
+    find_warnings: Callable[[], Sequence[str]] = tuple,
+) -> APIRouter:
+    """Routes of all pages but the sign-in; each says what ``find_warnings`` finds.
 
     The endpoints are plain functions: FastAPI runs them in its thread pool.
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
@@ -94,7 +99,8 @@ def pages_router(store: Reader, clock: Callable[[], dt.datetime], sessions: Sess
         now = clock()
         sign_out = sessions.protect_sign_out(request)
         try:
-            page = render(template, dataclasses.replace(make(now), sign_out=sign_out))
+            made = dataclasses.replace(make(now), sign_out=sign_out, warnings=tuple(find_warnings()))
+            page = render(template, made)
         except Problem as problem:
             page = problem_response(problem, now)
         if sign_out is not None:  # who signed in may use a machine that others use too

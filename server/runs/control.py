@@ -17,6 +17,7 @@ from server.lifecycle.events import (
 )
 from server.runs.initial import make_initial
 from server.runs.runner import Runner
+from server.runs.space import Space
 from shared.config import RunConfig
 from shared.problems import IllegalTransition, InvalidConfiguration, NameTaken, NotFound
 from shared.schemas import RunRequest
@@ -31,14 +32,16 @@ class Control:
     store: Store
     blobs: BlobStore
     runner: Runner
+    space: Space
     max_update_bytes: int
     clock: Callable[[], dt.datetime]
 
     def create(self, request: RunRequest, actor: str) -> None:
         """An enrolling run named ``request.config.name``. Imports PyTorch and may build a model.
 
-        Raises NameTaken, and what :func:`server.runs.initial.make_initial` raises.
+        Raises NameTaken, QuotaExceeded, and what :func:`server.runs.initial.make_initial` raises.
         """
+        self.space.check(None, 0)
         _check_served(request.config)
         self._check_free(request.config.name)  # before the model is built; the table's key decides
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)

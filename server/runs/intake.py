@@ -21,6 +21,7 @@ from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
+from server.runs.space import Space
 from shared.problems import Conflict, InvalidRequest, NotFound, OutOfBounds, Problem, UpdateRefused
 from shared.schemas import Failure, Metrics, Receipt, UpdateReport
 from shared.wire.validation import validate
@@ -38,6 +39,7 @@ class Offer:
     report: UpdateReport
     digest: str
     layout: RunLayout
+    announced_bytes: int | None = None
 
     @property
     def event(self) -> UpdateReceived:
@@ -56,6 +58,7 @@ class Intake:
     integrity: BlobIntegrity
     faults: BlobFaults
     runner: Runner
+    space: Space
     telemetry: Telemetry
     max_bytes: int
     clock: Callable[[], dt.datetime]
@@ -68,6 +71,7 @@ class Intake:
         Raises:
             UpdateRefused: the round does not wait for it, or has another update of this client.
             InvalidRequest: it was trained on another number of examples than the client enrolled with.
+            QuotaExceeded: there is no room for it.
         """
         state = self.store.run_state(offer.run)
         try:
@@ -85,6 +89,7 @@ class Intake:
                 now=offer.report.examples,
                 enrolled=enrolled.examples,
             )
+        self.space.check(offer.run, offer.announced_bytes or self.limit_bytes(offer))
         return None
 
     def _receipt_of_same(self, offer: Offer) -> Receipt | None:
@@ -139,6 +144,7 @@ class Intake:
         if not decision.effects:  # accepted before: by another connection now, or long ago, and lost since
             self.faults.mend(incoming.digest)
             return self.store.receipt(offer.run, offer.round, offer.client)
+        self.space.note(offer.run, incoming.bytes)
         self.telemetry.updates.inc()
         self.telemetry.received.inc(incoming.bytes)
         return Receipt(
