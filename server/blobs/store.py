@@ -18,8 +18,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,6 +32,7 @@ from shared.wire.digests import digest_of
 __all__ = ["BlobStore"]
 
 _PROBE = b"\0" * 4096
+BATCH = 100
 
 
 class BlobStore:
@@ -157,6 +158,23 @@ class BlobStore:
             candidates = [path for path in self._blobs() if path.name not in wanted]
             return [path.name for path in sorted(candidates) if self._delete_old(path, limit)]
 
+    def remove(
+        self, digests: Iterable[str], older_than: dt.datetime, forget: Callable[[Sequence[str]], None]
+    ) -> list[str]:
+        """Delete these blobs, which nothing needs any more, but none put at or after ``older_than`` (aware).
+
+        ``forget`` is told which are gone, some at a time, before any of them can be put again: whoever puts
+        one meanwhile waits. After a crash it is told again of those that it had not forgotten yet.
+        """
+        limit, chosen, gone = older_than.timestamp(), sorted(digests), list[str]()
+        with self._storage_errors():
+            for start in range(0, len(chosen), BATCH):
+                with self._lock(fcntl.LOCK_EX):
+                    batch = [one for one in chosen[start : start + BATCH] if self._delete(one, limit)]
+                    forget(batch)
+                gone += batch
+        return gone
+
     def renew(self, digest: str) -> bool:
         """Whether the blob is there; if so, its grace period in ``collect`` begins anew."""
         with self._storage_errors(), self._lock(fcntl.LOCK_SH):
@@ -195,10 +213,16 @@ class BlobStore:
     def _delete_old(self, path: Path, limit: float) -> bool:
         # looked at under the lock, since keep() may have put it again a moment ago
         with self._lock(fcntl.LOCK_EX):
-            if not path.exists() or path.stat().st_mtime >= limit:
+            return path.exists() and self._delete(path.name, limit)
+
+    def _delete(self, digest: str, limit: float) -> bool:
+        """Whether it is gone; under the lock."""
+        path = self.path(digest)
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime >= limit:
                 return False
             path.unlink()
-            return True
+        return True
 
     def _collect_temporary(self, limit: float) -> None:
         for path in self._incoming.iterdir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,10 +17,12 @@ __all__ = [
     "WantedUpdate",
     "add_blobs",
     "claim_unchecked",
+    "forget",
     "is_readable",
     "is_recorded",
     "list_faulty",
     "list_referenced",
+    "list_unneeded",
     "note_fault",
     "sum_bytes",
 ]
@@ -51,8 +53,15 @@ _KEPT_UPDATES = (
     .where(
         participants.c.update.is_not(None),
         sa.or_(
-            _KEEP.is_(None),
-            rounds.c.round > runs.c.completed_rounds - _KEEP,  # attempts that were abandoned go with theirs
+            sa.and_(
+                sa.or_(
+                    _KEEP.is_(None),
+                    # attempts that were abandoned go with theirs
+                    rounds.c.round > runs.c.completed_rounds - _KEEP,
+                ),
+                # without a row it was collected, when the run kept fewer
+                sa.select(blobs.c.digest).where(blobs.c.digest == participants.c.update).exists(),
+            ),
             rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
         ),
     )
@@ -99,6 +108,17 @@ def sum_bytes(connection: Reading) -> tuple[dict[str, int], int]:
     distinct = sa.select(named.c.digest).distinct()
     total = connection.select(sa.select(size).where(blobs.c.digest.in_(distinct))).scalar_one()
     return {run: int(number) for run, number in by_run}, int(total)
+
+
+def list_unneeded(connection: Reading) -> list[str]:
+    """Files that a run named and that no run needs any more."""
+    recorded = connection.select(sa.select(blobs.c.digest)).scalars()
+    return sorted(set(recorded) - list_referenced(connection))
+
+
+def forget(connection: Writing, digests: Sequence[str]) -> None:
+    """Their files have been deleted."""
+    connection.execute(blobs.delete().where(blobs.c.digest.in_(digests)))
 
 
 # what a round starts from is an initial model or an earlier round's result

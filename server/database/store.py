@@ -403,6 +403,15 @@ class Store:
         """Every blob that a row names."""
         return self._read(blobs.list_referenced)
 
+    def unneeded_blobs(self) -> list[str]:
+        """Files that a run named and that no run needs any more."""
+        return self._read(blobs.list_unneeded)
+
+    def forget_blobs(self, digests: Sequence[str]) -> None:
+        """Their files have been deleted."""
+        if digests:
+            self._writer.write(lambda connection: blobs.forget(connection, digests))
+
     def is_recorded(self, digest: str) -> bool:
         """Whether a file of this digest was stored for a run, and not collected since."""
         return self._read(blobs.is_recorded, digest)

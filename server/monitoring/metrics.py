@@ -51,6 +51,11 @@ class Telemetry:
             "Bytes of stored files that were read again to see whether they are intact",
             registry=self.registry,
         )
+        self.collected = Counter(
+            "feddisco_collected_files",
+            "Stored files that were deleted because no run needs them",
+            registry=self.registry,
+        )
         self.aggregation_seconds = Histogram(
             "feddisco_aggregation_seconds",
             "Seconds that the aggregation of one round took, from reading its updates to the stored model",

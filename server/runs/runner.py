@@ -48,7 +48,10 @@ ACTOR = "coordinator"
 SWEEP_SECONDS = 1.0
 ORPHANED_AFTER_SECONDS = 60.0
 RETRY_SECONDS = 1.0  # the first delay; doubled up to ORPHANED_AFTER_SECONDS
-COLLECT_SECONDS = 3600.0
+COLLECT_SECONDS = 300.0
+COLLECT_STRAYS_SECONDS = 3600.0
+UNNEEDED_AFTER = dt.timedelta(minutes=10)
+"""Longer than a file that is about to be named waits for its transaction after it was put."""
 
 Key = tuple[str, int, int]  # run, round, attempt
 
@@ -193,8 +196,11 @@ class Runner:
         )
 
     async def collect(self) -> None:
-        """Until cancelled: delete now and then what no run refers to."""
-        await repeat(COLLECT_SECONDS, self._collect, "cannot collect unreferenced files now")
+        """Until cancelled: delete what runs no longer need soon, and now and then what no run ever named."""
+        await asyncio.gather(
+            repeat(COLLECT_SECONDS, self._collect, "cannot delete unneeded files now", at_once=True),
+            repeat(COLLECT_STRAYS_SECONDS, self._collect_strays, "cannot delete stray files now"),
+        )
 
     def close(self) -> None:
         """Wait for the aggregation under way; those still in the queue are left to the next start."""
@@ -232,13 +238,29 @@ class Runner:
                 self.schedule(*key)
 
     async def _collect(self) -> None:
-        removed = await self._threads.run_long(self.collect_blobs)
-        log.info("%d unreferenced files removed", removed)
+        await self._threads.run_long(self.collect_unneeded)
 
-    def collect_blobs(self) -> int:
+    async def _collect_strays(self) -> None:
+        await self._threads.run_long(self.collect_strays)
+
+    def collect_unneeded(self) -> int:
+        """Delete the files that a run named and that no run needs any more; how many those were."""
+        older_than = self._clock() - UNNEEDED_AFTER
+        removed = self._blobs.remove(self._store.unneeded_blobs(), older_than, self._store.forget_blobs)
+        return self._note_collected(len(removed), "that no run needs any more")
+
+    def collect_strays(self) -> int:
+        """Delete the files that no run names, such as those of uploads that were refused; how many."""
         # the age limit protects a file whose transaction is not committed yet
         older_than = self._clock() - dt.timedelta(seconds=self._settings.collect_after_seconds)
-        return len(self._blobs.collect(self._store.referenced_blobs(), older_than))
+        removed = self._blobs.collect(self._store.referenced_blobs(), older_than)
+        return self._note_collected(len(removed), "that no run names")
+
+    def _note_collected(self, removed: int, what: str) -> int:
+        self._telemetry.collected.inc(removed)
+        if removed:
+            log.info("%d files %s were deleted", removed, what)
+        return removed
 
     # ------------------------------------------------------------ on an aggregation thread
 

@@ -24,7 +24,7 @@ def played(at: Live, keep_updates: int) -> None:
     at.wait_for(lambda: at.run()["status"] == "completed")
     for path in at.coordinator.blobs.folder.glob("[0-9a-f][0-9a-f]/*"):
         os.utime(path, (0, 0))
-    at.coordinator.runner.collect_blobs()
+    at.coordinator.runner.collect_unneeded()
 
 
 def test_rounds_whose_updates_are_no_longer_kept_say_so(database_url: str, tmp_path: Path) -> None:

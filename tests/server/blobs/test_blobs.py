@@ -9,7 +9,7 @@ import os
 import resource
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -376,6 +376,45 @@ def test_an_upload_again_protects_an_old_blob(store: BlobStore) -> None:
     age(incoming.path)  # it waited long for its validation
     store.keep(incoming)
     assert store.collect([], LONG_AGO) == []
+
+
+def test_unneeded_blobs_are_removed_unless_put_again(store: BlobStore) -> None:
+    old, young, absent = put(store, b"old"), put(store, b"young"), "0" * 64
+    age(store.path(old))
+    told: list[str] = []
+    assert store.remove([young, old, absent], LONG_AGO, told.extend) == [absent, old] == told
+    assert [store.exists(digest) for digest in (old, young)] == [False, True]
+
+
+def test_a_removed_blob_can_be_put_only_after_it_was_forgotten(store: BlobStore) -> None:
+    digest = put(store, b"model")
+    age(store.path(digest))
+    again: list[Future[str]] = []
+
+    def forget(digests: Sequence[str]) -> None:
+        assert list(digests) == [digest]
+        again.append(threads.submit(put, store, b"model"))
+        with pytest.raises(TimeoutError):
+            again[0].result(timeout=0.3)
+
+    with ThreadPoolExecutor() as threads:
+        assert store.remove([digest], LONG_AGO, forget) == [digest]
+        assert again[0].result(timeout=10) == digest
+    assert store.exists(digest)
+
+
+def test_a_removal_that_was_interrupted_is_told_again(store: BlobStore) -> None:
+    digest = put(store, b"model")
+    age(store.path(digest))
+
+    def fail(_digests: Sequence[str]) -> None:
+        raise StorageUnavailable("the database is away")
+
+    with pytest.raises(StorageUnavailable):
+        store.remove([digest], LONG_AGO, fail)
+    told: list[str] = []
+    store.remove([digest], LONG_AGO, told.extend)
+    assert told == [digest]
 
 
 def test_an_old_blob_that_is_about_to_be_named_is_renewed(store: BlobStore) -> None:

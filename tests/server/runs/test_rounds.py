@@ -16,6 +16,7 @@ from server.database.migrations import upgrade
 from server.database.step.facts import UpdateFacts
 from server.lifecycle.events import UpdateReceived
 from server.runs.runner import ORPHANED_AFTER_SECONDS
+from server.runs.verification import verify
 from tests.helpers.clocks import clock_by
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live, process, sha256
 
@@ -169,9 +170,30 @@ def test_unreferenced_files_are_collected_and_others_are_not(database_url: str, 
         old = time.time() - 120
         os.utime(blobs.path(sha256(stray)), (old, old))
         os.utime(blobs.path(made["initial_model"]), (old, old))
-        assert at.coordinator.runner.collect_blobs() == 1
+        assert at.coordinator.runner.collect_strays() == 1
         assert not blobs.exists(sha256(stray))
         assert blobs.exists(made["initial_model"])
+
+
+def test_updates_that_are_no_longer_kept_go_soon_with_their_rows(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"}, keep_updates=0)
+        bodies = {site: file_of(10.0 + place) for place, site in enumerate(enrolled(at, (10, 10)))}
+        for site, body in bodies.items():
+            assert site.upload("demo", 1, body).status_code == 200
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        store, blobs, runner = at.coordinator.store, at.coordinator.blobs, at.coordinator.runner
+        updates = {sha256(body) for body in bodies.values()}
+        assert set(store.unneeded_blobs()) == updates
+        assert runner.collect_unneeded() == 0, "put a moment ago"
+        old = time.time() - 700
+        first, second = sorted(updates)
+        os.utime(blobs.path(first), (old, old))
+        assert runner.collect_unneeded() == 1
+        assert (blobs.exists(first), blobs.exists(second)) == (False, True)
+        assert store.recorded_blobs().keys() & updates == {second}
+        assert verify(store, blobs).faults == ()
+        assert "feddisco_collected_files_total 1.0" in at.admin.get(f"{at.url}/metrics").text
 
 
 @pytest.mark.chaos
