@@ -20,6 +20,8 @@ from shared.schemas import (
     ApprovalRequest,
     ClientView,
     ControlRequest,
+    DeletedRun,
+    Deletion,
     EnrolmentStatus,
     EnrolmentView,
     EvaluationView,
@@ -31,6 +33,7 @@ from shared.schemas import (
     Role,
     RoundView,
     RunRequest,
+    RunSummary,
     RunView,
 )
 from worker import answers
@@ -55,7 +58,9 @@ ROUNDS_BYTES = 2**28
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _ROUNDS = TypeAdapter(list[RoundView])
+_RUNS = TypeAdapter(list[RunSummary])
 _CLIENTS = TypeAdapter(list[ClientView])
+_DELETIONS = TypeAdapter(list[Deletion])
 _EVALUATIONS = TypeAdapter(list[EvaluationView])
 _JOIN_TOKENS = TypeAdapter(list[JoinTokenView])
 
@@ -82,6 +87,22 @@ class AdminClient(CoordinatorClient):
         body = RewindRequest(round=round, reason=reason)
         timeout = httpx.Timeout(10.0, read=180.0)  # it may have to import PyTorch first
         return self._json(RunView, "POST", f"/runs/{run}/rewind", body=body, timeout=timeout)
+
+    def all_runs(self) -> list[RunSummary]:
+        """Also those that were put away."""
+        body = self._call("GET", "/runs", params={"archived": True}, longest=LONG_BYTES)
+        return answers.parse(_RUNS, body, "a list of runs")
+
+    def delete_run(self, run: str, reason: str = "") -> DeletedRun:
+        """Delete an ended run for good; the record that is kept of it."""
+        timeout = httpx.Timeout(10.0, read=600.0)  # it deletes the files, too
+        chosen = {"reason": reason} if reason else {}
+        options = {"params": chosen, "timeout": timeout, "longest": LONG_BYTES}
+        return self._json(DeletedRun, "DELETE", f"/runs/{run}", **options)
+
+    def deletions(self) -> list[Deletion]:
+        body = self._call("GET", "/deletions", longest=LONG_BYTES)
+        return answers.parse(_DELETIONS, body, "a list of deletions")
 
     def approve(self, run: str, client: str, examples: int) -> None:
         """Let a client in whose size waits for approval; ``examples`` is the size that was looked at."""

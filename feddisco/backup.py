@@ -28,6 +28,8 @@ from server.database.migrations import check_current
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
 from server.ownership import owning
+from server.removals import FILE as REMOVALS_FILE
+from server.removals import Removals
 from server.revocations import FILE, Revocations
 from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
@@ -216,12 +218,14 @@ def restore(
     replace: bool = False,
     later: Later = "known",
     revocations: Path | None = None,
+    with_deleted: bool = False,
 ) -> str:
     """Make database and files what a snapshot (the newest) holds. The sentence to print.
 
     Tokens that were revoked later stay revoked: those in the data folder's list, if it is the same
     installation's, and in ``revocations``; otherwise the operator has to say that there were none, or has all
-    revoked. They are applied at the next start.
+    revoked. They are applied at the next start. Runs that were deleted later are deleted again then, unless
+    ``with_deleted`` brings them back.
     """
     snapshot = _find(folder, name)
     manifest = snapshot.manifest()
@@ -243,6 +247,8 @@ def restore(
             source, needed = BlobStore(folder / "blobs", create=False), store.referenced_blobs()
             copied, lost = _copy_files(source, blobs, needed, trust=False)
             _merge_revocations(settings.data_folder, (snapshot.folder / FILE, revocations))
+            if with_deleted:
+                Removals(settings.data_folder / REMOVALS_FILE).forget_runs()
             if later == "all":
                 _revoke_all(settings.data_folder, store)
         replace_file(blobs.folder / MARK, f"{manifest['database_id']}\n".encode())

@@ -14,6 +14,7 @@ from rich.text import Text
 from feddisco.admin import AdminClient
 from shared.schemas import (
     ClientView,
+    Deletion,
     EnrolmentView,
     EvaluationView,
     JoinToken,
@@ -32,6 +33,7 @@ __all__ = [
     "follow",
     "print_accuracy",
     "print_clients",
+    "print_deletions",
     "print_ledger",
     "print_run",
     "print_runs",
@@ -90,6 +92,13 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
         for r in runs
     )
     _print_table("Runs", "run", "status", "task", "algorithm", "weighting", "rounds", "accuracy", rows=rows)
+
+
+def print_deletions(deletions: Sequence[Deletion]) -> None:
+    rows = (
+        (d.run, _format_time(d.created_at), _format_time(d.deleted_at), d.actor, d.reason) for d in deletions
+    )
+    _print_table("Deleted runs", "run", "created (UTC)", "deleted (UTC)", "by", "reason", rows=rows)
 
 
 def print_clients(clients: Sequence[ClientView]) -> None:

@@ -408,13 +408,20 @@ def run_create(
 
 @run_app.command("list")
 @calls_coordinator
-def run_list(**flags: Any) -> None:
+def run_list(
+    archived: Annotated[bool, typer.Option("--archived", help="Also those that were put away.")] = False,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Those that were deleted instead.")] = False,
+    **flags: Any,
+) -> None:
     """List all runs."""
     from feddisco.admin import connect
-    from feddisco.console import print_runs
+    from feddisco.console import print_deletions, print_runs
 
     with connect(load_console_settings(flags)) as client:
-        print_runs(client.runs())
+        if deleted:
+            print_deletions(client.deletions())
+        else:
+            print_runs(client.all_runs() if archived else client.runs())
 
 
 @run_app.command("show")
@@ -491,6 +498,69 @@ def run_rewind(
         _echo(
             f"{run} is back at round {view.completed_rounds}, {view.status.value}. {view.waiting_for}".strip()
         )
+
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@run_app.command("archive")
+@calls_coordinator
+def run_archive(
+    run: str,
+    undo: Annotated[bool, typer.Option("--undo", help="List it again.")] = False,
+    **flags: Any,
+) -> None:
+    """Put an ended run away: it is no longer listed, and not pruned; nothing of it is lost."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        client.control(run, "unarchive" if undo else "archive")
+        _echo(f"{run} is listed again." if undo else f"{run} is put away: feddisco run list --archived.")
+
+
+@run_app.command("delete")
+@calls_coordinator
+def run_delete(run: str, reason: str = "", yes: Yes = False, **flags: Any) -> None:
+    """Delete an ended run for good, with its files. A record of it is kept."""
+    from feddisco.admin import connect
+    from feddisco.ending import delete_runs, describe_run
+
+    with connect(load_console_settings(flags)) as client:
+        _echo(describe_run(client.run(run)))
+        for sentence in delete_runs(client, [run], reason, None if yes else _confirm):
+            _echo(sentence)
+
+
+def _confirm(question: str) -> None:
+    typer.confirm(escape_controls(question), abort=True, err=True)
+
+
+@app.command("prune")
+@calls_coordinator
+def prune(
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="How long ago a run has ended at least: 90d, 12h, 4w.")
+    ],
+    yes: Yes = False,
+    **flags: Any,
+) -> None:
+    """Delete runs that ended long ago, except those that were put away (feddisco run archive)."""
+    from feddisco.admin import connect
+    from feddisco.ending import delete_runs, describe_run, list_older, parse_age
+    from server.clock import utc_now
+
+    age = parse_age(older_than)
+    with connect(load_console_settings(flags)) as client:
+        found = list_older(client, age, utc_now())
+        for run in found:
+            _echo(describe_run(run))
+        if not found:
+            _echo(f"No run ended more than {older_than} ago, or they are put away.")
+            return
+        names = [run.run for run in found]
+        reason = f"pruned: older than {older_than}"
+        for sentence in delete_runs(client, names, reason, None if yes else _confirm):
+            _echo(sentence)
 
 
 @run_app.command("approve")
@@ -740,6 +810,9 @@ def restore_backup(
     revoke_all: Annotated[
         bool, typer.Option("--revoke-all", help="It is not known which were: revoke every token.")
     ] = False,
+    with_deleted: Annotated[
+        bool, typer.Option("--with-deleted", help="Bring back runs that were deleted since the snapshot.")
+    ] = False,
     **flags: Any,
 ) -> None:
     """Make database and files what a snapshot holds, while the coordinator is stopped."""
@@ -753,6 +826,7 @@ def restore_backup(
             replace=replace,
             later="all" if revoke_all else "none" if no_later_revocations else "known",
             revocations=revocations,
+            with_deleted=with_deleted,
         )
     )
 

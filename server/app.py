@@ -22,7 +22,10 @@ from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.assets import Assets
-from server.revocations import FILE, Revocations
+from server.removals import FILE as REMOVALS
+from server.removals import Removals
+from server.revocations import FILE as REVOCATIONS
+from server.revocations import Revocations
 from server.runs.assignments import Assignments
 from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
@@ -30,6 +33,7 @@ from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
+from server.runs.removal import Removal
 from server.runs.runner import ACTOR, Runner
 from server.runs.scrub import Scrub
 from server.runs.space import Space
@@ -141,7 +145,8 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),
-        enrolments=Enrolments(store, runner, Revocations(settings.data_folder / FILE), clock),
+        removal=Removal(store, runner, Removals(settings.data_folder / REMOVALS), clock),
+        enrolments=Enrolments(store, runner, Revocations(settings.data_folder / REVOCATIONS), clock),
         assignments=Assignments(store, runner, clock),
         scrub=Scrub(
             store=store,
@@ -246,6 +251,7 @@ def prepare(coordinator: Coordinator) -> None:
         coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
     coordinator.timekeeper.start()
     coordinator.faults.load()
+    coordinator.removal.apply()
     coordinator.enrolments.apply_revocations(coordinator.enrolments.revocations.read(), ACTOR)
 
 

@@ -19,6 +19,7 @@ from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
 from server.runs.presence import Presence
+from server.runs.removal import Removal
 from server.runs.runner import Runner
 from server.runs.scrub import Scrub
 from server.runs.space import Space
@@ -56,6 +57,7 @@ class Coordinator:
     runner: Runner
     timekeeper: TimeKeeper
     control: Control
+    removal: Removal
     enrolments: Enrolments
     assignments: Assignments
     layouts: RunLayouts

@@ -285,6 +285,50 @@ class RunSummary(View):
     created_at: dt.datetime
     finished_at: dt.datetime | None
     accuracy: float | None = Field(None, description="of the newest evaluated round, 0 to 1")
+    archived_at: dt.datetime | None = Field(None, description="when it was put away; None: it was not")
+
+
+class RecordedClient(View):
+    """A client of a run that was deleted."""
+
+    client: str
+    role: Role
+    index: int | None
+    examples: int
+    rounds: int = Field(description="completed rounds that took its update")
+    mean_weight: float | None = Field(description="over those rounds")
+
+
+class RunRecord(View):
+    """What is kept of a run that was deleted."""
+
+    status: RunStatus
+    reason: str | None
+    config: dict[str, Any] = Field(description="as it was, of whatever version")
+    classes: tuple[str, ...]
+    started_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    completed_rounds: int
+    initial_model: str
+    final_model: str
+    models: tuple[str | None, ...] = Field(description="digests of the completed rounds' models")
+    clients: tuple[RecordedClient, ...]
+    events: int = Field(description="how many its log had")
+    events_sha256: str = Field(description="of its log, one JSON object a line as `/events` gives them")
+
+
+class Deletion(View):
+    """That a run was deleted, when, by whom and why."""
+
+    run: str
+    created_at: dt.datetime
+    deleted_at: dt.datetime
+    actor: str
+    reason: str
+
+
+class DeletedRun(Deletion):
+    record: RunRecord
 
 
 class EnrolmentView(View):

@@ -6,11 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from server.api.dependencies import Admin, Coordinator, Reader
+from server.api.dependencies import Admin, Coordinator, Reader, Viewer
 from server.api.documents import Number, RunId, as_json
 from server.runs.client_views import round_for, run_for, summary_for
 from shared.schemas import (
     ControlRequest,
+    DeletedRun,
+    Deletion,
     EvaluationView,
     RewindRequest,
     RoundView,
@@ -21,6 +23,8 @@ from shared.schemas import (
 
 router = APIRouter(tags=["runs"])
 NO_REASON = ControlRequest()
+Archived = Annotated[bool, Query(description="also those that were put away")]
+Reason = Annotated[str, Query(max_length=2000, description="why; kept in the record")]
 Attempt = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which attempt; otherwise the newest")]
 
 
@@ -38,9 +42,9 @@ async def _read_view(coordinator: Coordinator, run: str, reader: str | None = No
 
 
 @router.get("/runs")
-async def list_runs(coordinator: Coordinator, reader: Reader) -> list[RunSummary]:
-    """All runs."""
-    found = await coordinator.threads.run(coordinator.store.runs)
+async def list_runs(coordinator: Coordinator, reader: Reader, archived: Archived = False) -> list[RunSummary]:
+    """All runs, newest first; those that were put away only if they are asked for."""
+    found = await coordinator.threads.run(coordinator.store.runs, archived)
     return found if reader is None else [summary_for(reader, view) for view in found]
 
 
@@ -88,6 +92,38 @@ async def rewind(run: RunId, body: RewindRequest, coordinator: Coordinator, admi
     """Go back to the model of an earlier round; the run goes on from there. Later rounds count no more."""
     await coordinator.threads.run_long(coordinator.control.rewind, run, body.round, body.reason, admin)
     return await _read_view(coordinator, run)
+
+
+@router.post("/runs/{run}/archive")
+async def archive(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+    """Put an ended run away: it is no longer listed, and otherwise as before."""
+    await coordinator.threads.run(coordinator.removal.archive, run, True, admin)
+    return await _read_view(coordinator, run)
+
+
+@router.post("/runs/{run}/unarchive")
+async def unarchive(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+    """List the run again."""
+    await coordinator.threads.run(coordinator.removal.archive, run, False, admin)
+    return await _read_view(coordinator, run)
+
+
+@router.delete("/runs/{run}")
+async def delete(run: RunId, coordinator: Coordinator, admin: Admin, reason: Reason = "") -> DeletedRun:
+    """Delete an ended run for good, with the files that only it needs; the record that is kept of it."""
+    return await coordinator.threads.run_long(coordinator.removal.delete, run, reason, admin)
+
+
+@router.get("/deletions", dependencies=[Viewer])
+async def list_deletions(coordinator: Coordinator) -> list[Deletion]:
+    """The runs that were deleted, newest first."""
+    return await coordinator.threads.run(coordinator.store.deletions)
+
+
+@router.get("/deletions/{run}", dependencies=[Viewer])
+async def show_deletion(run: RunId, coordinator: Coordinator) -> DeletedRun:
+    """What is kept of a run that was deleted."""
+    return await coordinator.threads.run(coordinator.store.deletion, run)
 
 
 @router.get("/runs/{run}/rounds")

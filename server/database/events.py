@@ -33,6 +33,9 @@ KINDS: Final[frozenset[str]] = frozenset(
         "join_token_added",
         "join_token_revoked",
         "run_created",
+        "run_archived",
+        "run_unarchived",
+        "run_deleted",
         "discrepancy_refused",  # out of its range, or by another metric
         "evaluation_received",
         "update_refused",  # an upload that came too late, twice or uninvited

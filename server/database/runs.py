@@ -15,7 +15,7 @@ from server.database.events import add_events
 from server.database.rounds import newest_model, read_round, scored_model
 from server.database.session import Reading, Writing
 from server.database.step.load import load
-from server.database.tables import clients, enrolments, runs
+from server.database.tables import clients, deletions, enrolments, runs
 from server.lifecycle.state import Run
 from server.lifecycle.views import find_standing, waiting_for
 from shared.config import RunConfig
@@ -50,6 +50,7 @@ def create_run(
         "initial_model": initial_model,
         "created_at": now,
     }
+    _check_never_deleted(connection, config.name)
     if connection.insert_new(runs, row, "run") != 1:
         raise NameTaken(f"there is a run named {config.name!r} already", hint="Choose another name.")
     add_blobs(connection, {initial_model: initial_bytes}, now)
@@ -59,11 +60,24 @@ def create_run(
     )
 
 
-def list_runs(connection: Reading, configs: Configs) -> list[RunSummary]:
-    """Newest first."""
+def _check_never_deleted(connection: Reading, run: str) -> None:
+    found = sa.select(deletions.c.deleted_at).where(deletions.c.run == run)
+    deleted_at = connection.select(found).scalar()
+    if deleted_at is not None:
+        raise NameTaken(
+            f"a run named {run!r} was deleted on {deleted_at:%Y-%m-%d}, and sites may still know it",
+            hint="Choose another name: none is given twice.",
+        )
+
+
+def list_runs(connection: Reading, configs: Configs, *, archived: bool = False) -> list[RunSummary]:
+    """Newest first; ``archived``: also those that were put away."""
     accuracies = read_headlines(connection, configs)
     columns = [c for c in runs.c if c.name not in ("manifest", "classes")]
-    found = connection.select(sa.select(*columns).order_by(runs.c.created_at.desc(), runs.c.run))
+    chosen = sa.true() if archived else runs.c.archived_at.is_(None)
+    found = connection.select(
+        sa.select(*columns).where(chosen).order_by(runs.c.created_at.desc(), runs.c.run)
+    )
     return [RunSummary(**_summary(row, accuracies)) for row in found]
 
 
@@ -80,6 +94,7 @@ def _summary(row: Row, accuracies: Mapping[str, float]) -> dict[str, Any]:
         "completed_rounds": row.completed_rounds,
         "created_at": row.created_at,
         "finished_at": row.finished_at,
+        "archived_at": row.archived_at,
         "accuracy": accuracies.get(row.run),
     }
 

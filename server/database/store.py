@@ -28,6 +28,7 @@ from server.database import (
     installation,
     integrity,
     join_tokens,
+    removal,
     rounds,
     runs,
 )
@@ -50,6 +51,8 @@ from shared.schemas import (
     Assignment,
     ClientView,
     ComparedRun,
+    DeletedRun,
+    Deletion,
     EvaluationView,
     EventView,
     Metrics,
@@ -182,6 +185,43 @@ class Store:
             lambda connection: rounds.note_progress(connection, run, round, client, progress, now),
             durable=False,
         )
+
+    # ---------------------------------------------------------------- after the end
+
+    def archive_run(self, run: str, archived: bool, *, actor: str, now: dt.datetime) -> bool:
+        """Put the run away, or back; whether that is news. Raises as :meth:`find_ended`."""
+        return self._writer.write(
+            lambda connection: removal.archive_run(connection, run, archived, actor=actor, now=now)
+        )
+
+    def find_ended(self, run: str) -> dt.datetime:
+        """When the run was created. Raises NotFound, and IllegalTransition for a run that has not ended."""
+        return self._read(removal.find_ended, run)
+
+    def run_creation(self, run: str) -> dt.datetime | None:
+        """When the run was created; None for no such run."""
+        return self._read(removal.find_creation, run)
+
+    def delete_run(
+        self, run: str, *, reason: str, actor: str, now: dt.datetime, even_open: bool = False
+    ) -> DeletedRun:
+        """Delete the run but for a record of it; what only it names can be collected then.
+
+        ``even_open``: also a run that has not ended. Raises as :meth:`find_ended`.
+        """
+        return self._writer.write(
+            lambda connection: removal.delete_run(
+                connection, run, self._configs, reason=reason, actor=actor, now=now, even_open=even_open
+            )
+        )
+
+    def deletions(self) -> list[Deletion]:
+        """Of runs, newest first."""
+        return self._read(removal.list_deletions)
+
+    def deletion(self, run: str) -> DeletedRun:
+        """With the record of the run; NotFound."""
+        return self._read(removal.read_deletion, run)
 
     # ---------------------------------------------------------------- clients and tokens
 
@@ -329,9 +369,9 @@ class Store:
         words = f"; delayed: {reason}" if reader is None else ", which is delayed"
         return view.model_copy(update={"waiting_for": view.waiting_for + words})
 
-    def runs(self) -> list[RunSummary]:
-        """Newest first."""
-        return self._read(runs.list_runs, self._configs)
+    def runs(self, archived: bool = False) -> list[RunSummary]:
+        """Newest first; ``archived``: also those that were put away."""
+        return self._read(runs.list_runs, self._configs, archived=archived)
 
     def rounds(self, run: str, since: int = 0) -> list[RoundView]:
         """Oldest first, every attempt, from round ``since`` on; NotFound for no such run."""

@@ -17,6 +17,7 @@ __all__ = [
     "blobs",
     "clean_text",
     "clients",
+    "deletions",
     "enrolments",
     "evaluations",
     "events",
@@ -147,6 +148,19 @@ runs = sa.Table(
     _column("created_at", UtcDateTime),
     _column("started_at", UtcDateTime, null=True),
     _column("finished_at", UtcDateTime, null=True),
+    _column("archived_at", UtcDateTime, null=True),
+)
+
+deletions = sa.Table(
+    "deletions",
+    metadata,
+    _column("id", BigId, primary_key=True),
+    _column("run", Slug, unique=True),
+    _column("created_at", UtcDateTime),
+    _column("deleted_at", UtcDateTime),
+    _column("actor", sa.String(100)),
+    _column("reason", Words),
+    _column("record", Json),
 )
 
 enrolments = sa.Table(

@@ -111,6 +111,11 @@ class Telemetry:
             if entry.discrepancy is not None:
                 self.discrepancy.labels(run, client).set(entry.discrepancy)
 
+    def forget_ledgers(self) -> None:
+        """Until the next aggregations: those of runs that were deleted are not shown for ever."""
+        self.weight.clear()
+        self.discrepancy.clear()
+
     def set_stored(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         """Counts from the database, by noun and status. What it no longer has is no longer shown."""
         self.rows.clear()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from server.pages.charts import LineChart
 from shared.problems import Problem
 from shared.schemas import (
+    Deletion,
     EnrolmentView,
     EventView,
     LedgerRow,
@@ -78,6 +79,8 @@ class RunsPage(Page):
     clients: Connected
     active: Sequence[RunSummary]
     ended: Sequence[RunSummary]
+    archived: Sequence[RunSummary]
+    deleted: Sequence[Deletion]
     comparable: bool
 
 

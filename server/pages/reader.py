@@ -9,6 +9,7 @@ from typing import Protocol
 from shared.schemas import (
     ClientView,
     ComparedRun,
+    Deletion,
     EvaluationView,
     EventView,
     RoundView,
@@ -25,7 +26,13 @@ _GROWTH = 8
 class Reader(Protocol):
     """A run or round that does not exist is :class:`shared.problems.NotFound`."""
 
-    def runs(self) -> Sequence[RunSummary]: ...
+    def runs(self, archived: bool = False) -> Sequence[RunSummary]:
+        """``archived``: also those that were put away."""
+        ...
+
+    def deletions(self) -> Sequence[Deletion]:
+        """Of runs, newest first."""
+        ...
 
     def clients(self) -> Sequence[ClientView]: ...
 

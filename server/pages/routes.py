@@ -185,7 +185,8 @@ def _whole(text: str, what: str) -> int:
 
 def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
     latest = store.latest_event_id(None)
-    runs = sorted(store.runs(), key=lambda run: run.created_at, reverse=True)
+    everything = sorted(store.runs(archived=True), key=lambda run: run.created_at, reverse=True)
+    runs = [run for run in everything if run.archived_at is None]
     return RunsPage(
         title="Runs",
         now=now,
@@ -193,6 +194,8 @@ def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
         clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.is_terminal),
         ended=tuple(run for run in runs if run.status.is_terminal),
+        archived=tuple(run for run in everything if run.archived_at is not None),
+        deleted=store.deletions(),
         comparable=len(runs) > 1,
     )
 

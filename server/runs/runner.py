@@ -34,7 +34,7 @@ from server.runs.blob_faults import BlobFaults
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
-from shared.problems import Conflict, Problem, ServiceFault
+from shared.problems import Conflict, NotFound, Problem, ServiceFault
 
 if TYPE_CHECKING:
     from server.database.aggregations import OpenAggregation
@@ -127,7 +127,17 @@ class Runner:
         self._store.record(
             kind, run=run, round=round, client=client, actor=actor, detail=detail, now=self._clock()
         )
+        self.announce(run)
+
+    def announce(self, run: str) -> None:
+        """Something about the run was written: event streams look again."""
         self._call_soon(self._hub.announce, run)
+
+    def forget(self, run: str) -> None:
+        """The run has been deleted."""
+        self._telemetry.forget_ledgers()
+        self._store.unwritten_delays.pop(run, None)
+        self.announce(run)
 
     def _call_soon(self, work: Callable[..., None], *args: Any) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -268,8 +278,8 @@ class Runner:
         try:
             event, facts = self._compute_result(run, number, attempt)
             self.commit(run, event, actor=ACTOR, facts=facts)
-        except Conflict as conflict:
-            log.info("round %d of %s is settled already: %s", number, run, conflict.detail)
+        except (Conflict, NotFound) as settled:  # not found: the run was stopped and deleted meanwhile
+            log.info("round %d of %s is settled already: %s", number, run, settled.detail)
         except ServiceFault as fault:
             self._note_delay(run, number, attempt, fault)
             raise

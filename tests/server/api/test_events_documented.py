@@ -46,6 +46,10 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     stop_early(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
+    for archived in (True, False):
+        store.archive_run("finished", archived, actor="admin", now=finished.now)
+    seed.finished_run(store, "deleted", rounds=1)
+    store.delete_run("deleted", reason="a mistake", actor="admin", now=finished.now)
     grant = ClientGrant("trainer", "clinics", "north")
     token = store.add_join_token("hash", 1, None, seed.FIRST_MOMENT, grant=grant)
     store.register("north", "hash-of-north", "0.1.0", finished.now, join_hash="hash")

@@ -18,6 +18,7 @@ from server.database.store import Store
 from server.database.tables import (
     blobs,
     clients,
+    deletions,
     enrolments,
     events,
     installation,
@@ -400,4 +401,39 @@ def test_runs_of_schema_0008_know_their_highest_attempt_and_keep_their_rounds(
         older = connection.execute(sa.text("SELECT round, status FROM rounds ORDER BY round"))
         assert older.all() == [(1, "completed"), (2, "abandoned")]
         assert connection.scalar(sa.text("SELECT COUNT(*) FROM participants")) == 2
+    engine.dispose()
+
+
+def test_runs_of_schema_0009_are_not_put_away_and_none_was_deleted(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0009")
+    engine = make_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
+                "initial_model, created_at) VALUES ('demo', 1, 'stopped', '{}', '[]', '[]', 2, :zeros, :at)"
+            ),
+            {"zeros": "0" * 64, "at": dt.datetime(2026, 11, 28, tzinfo=dt.UTC)},
+        )
+    upgrade(empty_database_url, "0010")
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(runs.c.run, runs.c.archived_at)).all() == [("demo", None)]
+        assert connection.scalar(sa.select(sa.func.count()).select_from(deletions)) == 0
+        at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+        connection.execute(runs.update().values(archived_at=at))
+        gone = {
+            "run": "gone",
+            "created_at": at,
+            "deleted_at": at,
+            "actor": "admin",
+            "reason": "",
+            "record": {},
+        }
+        connection.execute(deletions.insert().values(**gone))
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(deletions.insert().values(**gone))
+    downgrade(empty_database_url, "0009")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT run, completed_rounds FROM runs")).all() == [("demo", 2)]
+    assert not sa.inspect(engine).has_table("deletions")
     engine.dispose()

@@ -1,0 +1,57 @@
+"""Runs after their end, from the console: put away, deleted, pruned."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from feddisco.admin import AdminClient
+from shared.problems import InvalidConfiguration
+from shared.schemas import DeletedRun, RunSummary
+
+__all__ = ["delete_runs", "describe_run", "list_older", "parse_age"]
+
+_UNITS = {"": 86400, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_age(text: str) -> dt.timedelta:
+    """``90d``, ``12h``, ``4w``; a number alone is days. Raises :class:`InvalidConfiguration`.
+
+    >>> parse_age("4w")
+    datetime.timedelta(days=28)
+    """
+    found = re.fullmatch(r"(\d{1,5})([hdw]?)", text)
+    if found is None:
+        raise InvalidConfiguration(f"{text!r} is no age.", hint="Write it like 90d, 12h or 4w.")
+    return dt.timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
+def list_older(client: AdminClient, age: dt.timedelta, now: dt.datetime) -> list[RunSummary]:
+    """Runs that ended longer ago than that, oldest first; those that were put away are kept."""
+    ended = [run for run in client.runs() if run.finished_at is not None and now - run.finished_at > age]
+    return sorted(ended, key=lambda run: (run.finished_at, run.run))
+
+
+def describe_run(run: RunSummary) -> str:
+    ended = "not ended" if run.finished_at is None else f"ended {run.finished_at:%Y-%m-%d %H:%M} UTC"
+    return f"{run.run}: {run.status.value}, {run.completed_rounds} of {run.rounds} rounds, {ended}"
+
+
+def delete_runs(
+    client: AdminClient, runs: Sequence[str], reason: str, confirm: Callable[[str], object] | None
+) -> Iterator[str]:
+    """Delete the runs; yields a sentence for each. ``confirm`` raises if the operator does not want it."""
+    if confirm is not None:
+        what = f"run {runs[0]}" if len(runs) == 1 else f"these {len(runs)} runs"
+        confirm(f"Delete {what} for good: models, updates, ledgers, scores and log?")
+    for run in runs:
+        yield _describe_deletion(client.delete_run(run, reason))
+
+
+def _describe_deletion(deleted: DeletedRun) -> str:
+    record = deleted.record
+    return (
+        f"Run {deleted.run} is deleted. A record of it is kept: configuration, clients, mean weights, the "
+        f"digests of {len(record.models)} models. Files that were stored in the last minutes follow soon."
+    )

@@ -1,0 +1,65 @@
+"""Runs that were deleted, kept beside the database as well: a backup still has them.
+
+A file with one JSON object a line, written before the deletion and applied at each start. So it also ends a
+deletion that a crash interrupted, and deletes once more what a restored backup brings back.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.json_lines import append_line, read_lines, replace_lines
+from shared.problems import StorageUnavailable
+
+__all__ = ["FILE", "Removals", "RemovedRun"]
+
+FILE = "removals.jsonl"
+
+log = logging.getLogger("feddisco")
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRun:
+    """``created_at`` tells the run from another one of its name in a restored database."""
+
+    run: str
+    created_at: dt.datetime
+    actor: str
+    reason: str
+
+
+class Removals:
+    """The list in one data folder; several processes may add to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add_run(self, removed: RemovedRun, now: dt.datetime) -> None:
+        """A disk that refuses keeps no run alive, since deleting makes room: it is only logged."""
+        entry = {
+            "run": removed.run,
+            "created_at": removed.created_at.isoformat(),
+            "actor": removed.actor,
+            "reason": removed.reason,
+            "at": now.isoformat(),
+        }
+        try:
+            append_line(self.path, entry)
+        except StorageUnavailable as fault:
+            log.error("the deletion of run %s could not be noted in %s: %s", removed.run, self.path, fault)
+
+    def forget_runs(self) -> None:
+        """Let a restored database keep the runs that were deleted since its backup."""
+        kept = [entry for entry in read_lines(self.path) if "run" not in entry]
+        replace_lines(self.path, kept)
+
+    def read_runs(self) -> Iterator[RemovedRun]:
+        """Oldest first."""
+        for entry in read_lines(self.path):
+            match entry:
+                case {"run": str(run), "created_at": str(text), "actor": str(actor), "reason": str(reason)}:
+                    yield RemovedRun(run, dt.datetime.fromisoformat(text), actor, reason)
