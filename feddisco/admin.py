@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from feddisco.settings import load as load_settings
-from shared.config import RunConfig
+from shared.config import RunConfig, describe_faults
 from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.schemas import (
@@ -32,6 +32,7 @@ from shared.schemas import (
     RewindRequest,
     Role,
     RoundView,
+    RunChanges,
     RunRequest,
     RunSummary,
     RunView,
@@ -50,6 +51,7 @@ __all__ = [
     "create_run",
     "list_waiting",
     "load_config",
+    "make_changes",
     "make_invitation",
     "make_run_request",
 ]
@@ -81,6 +83,10 @@ class AdminClient(CoordinatorClient):
     def control(self, run: str, action: str, reason: str = "") -> RunView:
         request = ControlRequest(reason=reason)
         return self._json(RunView, "POST", f"/runs/{run}/{action}", body=request, longest=LONG_BYTES)
+
+    def change(self, run: str, changes: RunChanges) -> RunView:
+        """Only the fields that are given change."""
+        return self._json(RunView, "PATCH", f"/runs/{run}", body=changes, longest=LONG_BYTES)
 
     def rewind(self, run: str, round: int, reason: str) -> RunView:
         """Go back to the model of an earlier round; 0 is the initial one."""
@@ -201,14 +207,7 @@ def check_config(document: dict[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(document)
     except ValidationError as error:
-        raise InvalidConfiguration(f"{where} is not valid: {_describe_faults(error)}.") from None
-
-
-def _describe_faults(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']} (received {fault['input']!r:.80})"
-        for fault in error.errors()
-    )
+        raise InvalidConfiguration(f"{where} is not valid: {describe_faults(error)}.") from None
 
 
 def create_run(
@@ -259,6 +258,33 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
     )
 
 
+def make_changes(
+    *, rounds: int | None, quorum: str | None, deadline: float | None, keep_updates: str | None
+) -> RunChanges:
+    """Of a run's configuration, from the command line; None: stays. Raises :class:`InvalidConfiguration`."""
+    given = {
+        "rounds": rounds,
+        "quorum": None if quorum == "half" else quorum,
+        "round_deadline_seconds": deadline,
+        "keep_updates": None if keep_updates == "all" else keep_updates,
+    }
+    chosen = {
+        name: value
+        for (name, value), said in zip(given.items(), (rounds, quorum, deadline, keep_updates), strict=True)
+        if said is not None
+    }
+    if not chosen:
+        raise InvalidConfiguration(
+            "say what is to change.", hint="--rounds, --quorum, --deadline or --keep-updates."
+        )
+    try:
+        return RunChanges.model_validate(chosen)
+    except ValidationError as error:
+        raise InvalidConfiguration(
+            f"The run cannot be changed like that: {describe_faults(error)}."
+        ) from None
+
+
 def make_invitation(
     *, uses: int, days: float, role: Role | None, group: str | None, name: str | None
 ) -> JoinTokenRequest:
@@ -272,7 +298,7 @@ def make_invitation(
             name=name,
         )
     except ValidationError as error:
-        raise InvalidConfiguration(f"The join code cannot be made: {_describe_faults(error)}.") from None
+        raise InvalidConfiguration(f"The join code cannot be made: {describe_faults(error)}.") from None
 
 
 def list_waiting(client: AdminClient, run: str) -> list[EnrolmentView]:

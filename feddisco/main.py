@@ -503,6 +503,31 @@ def run_rewind(
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
+@run_app.command("change")
+@calls_coordinator
+def run_change(
+    run: str,
+    rounds: Annotated[int | None, typer.Option(help="How many in all; not fewer than have begun.")] = None,
+    quorum: Annotated[
+        str | None, typer.Option(metavar="N|half", help="Updates without which a round is abandoned.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds for a round; the open one's deadline moves, too.")
+    ] = None,
+    keep_updates: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Newest rounds whose updates are kept.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Change a run where that touches no past round."""
+    from feddisco.admin import connect, make_changes
+
+    changes = make_changes(rounds=rounds, quorum=quorum, deadline=deadline, keep_updates=keep_updates)
+    with connect(load_console_settings(flags)) as client:
+        view = client.change(run, changes)
+        _echo(f"{run} has revision {view.revision}, {view.status.value}. {view.waiting_for}".strip())
+
+
 @run_app.command("archive")
 @calls_coordinator
 def run_archive(

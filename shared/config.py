@@ -7,9 +7,10 @@ Extra fields are refused; every message names the field and the value received.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
@@ -255,6 +256,14 @@ class SecureSums(Frozen):
         return Ring(self.bits, clients, self.clip * max(1.0, weighting.largest_score))
 
 
+def describe_faults(error: ValidationError) -> str:
+    """Each field, what is wrong with it, and the value received."""
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']} (received {fault['input']!r:.80})"
+        for fault in error.errors()
+    )
+
+
 class RunConfig(Frozen):
     """One federated training job."""
 
@@ -423,6 +432,15 @@ class RunConfig(Frozen):
             self.secure.make_ring(self.weighting, self.clients_expected)
         except InvalidConfiguration as error:
             raise ValueError(f"secure: {error}") from error
+
+    def change(self, changes: Mapping[str, Any]) -> Self:
+        """With these fields changed. Raises InvalidConfiguration, which names each that is wrong."""
+        try:
+            return self.model_validate(self.model_dump(mode="json") | dict(changes))
+        except ValidationError as error:
+            raise InvalidConfiguration(
+                f"the run cannot be changed like that: {describe_faults(error)}"
+            ) from None
 
     @property
     def clients_expected(self) -> int:

@@ -266,6 +266,17 @@ class ControlRequest(Body):
     reason: Text = ""
 
 
+class RunChanges(Body):
+    """What of a run's configuration is to change; what is left out stays. Past rounds are not touched."""
+
+    rounds: int | None = Field(None, description="not fewer than have begun")
+    quorum: int | None = Field(None, description="null: half of a round's clients")
+    round_deadline_seconds: float | None = Field(
+        None, description="the deadline of the open round moves by the difference"
+    )
+    keep_updates: int | None = Field(None, description="null: all; what was deleted does not come back")
+
+
 class RewindRequest(Body):
     """To which round a run goes back, and why; shown in its log."""
 
@@ -491,6 +502,7 @@ class RunView(RunSummary):
     taken_indexes: tuple[int, ...] = Field((), description="in use, also by clients that have left")
     current_round: RoundView | None
     waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
+    revision: int = Field(0, description="how often the configuration was changed")
     rewound_attempts: int = Field(
         0, description="attempts above it are of rounds drawn since the run went back"
     )
@@ -580,6 +592,9 @@ class Train(View):
     relative_size: float = Field(description="omega_k = N n_k over all enrolled trainers (mean 1)")
     deadline_at: dt.datetime
     last_aggregated_round: int = Field(0, description="newest round that took this client's update; 0: none")
+    revision: int = Field(
+        0, description="of the run's configuration: changed since, it is to be looked at again"
+    )
     again: bool = Field(False, description="the coordinator has lost the update: it is to be sent once more")
 
 
@@ -588,6 +603,7 @@ class Evaluate(View):
     run: str
     round: int
     model: Digest
+    revision: int = Field(0, description="of the run's configuration, which may have been changed")
 
 
 class Finished(View):

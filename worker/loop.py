@@ -135,6 +135,7 @@ class Worker:
         self._data = DataWatch(coordinator, journal, site, reporter.say)
         self._wait = PollWait(settings.wait_seconds)
         self._indexes: dict[str, int | None] = {}
+        self._revisions: dict[str, int] = {}
         self._tries: dict[str, int] = {}
         self._done = False
 
@@ -234,6 +235,8 @@ class Worker:
                 self._finish(assignment)
             case SubmitDiscrepancy() | Train() | Evaluate():
                 local = self._get_run(assignment.run)
+                if isinstance(assignment, Train | Evaluate):
+                    self._look_at_changes(local, assignment.revision)
                 if not self._follow_changed_data(local):
                     self._work_on(assignment, local)
 
@@ -307,6 +310,14 @@ class Worker:
         self._act(Enrol(run=view.run))
         return True
 
+    def _look_at_changes(self, local: LocalRun, revision: int) -> None:
+        """The run's configuration was changed since this site agreed to it: the site's policy still holds."""
+        run = local.view.run
+        if self._revisions.get(run, local.view.revision) != revision:
+            view = self._coordinator.run(run)
+            self._site.check_policy(view)
+            self._revisions[run] = view.revision
+
     def _get_run(self, run: str) -> LocalRun:
         """What this site knows of the run; after a restart it is fetched and built again."""
         known = self._site.find_run(run)
@@ -334,3 +345,4 @@ class Worker:
     def _forget(self, run: str) -> None:
         self._site.forget(run)
         self._indexes.pop(run, None)
+        self._revisions.pop(run, None)

@@ -16,6 +16,7 @@ from shared.schemas import (
     EvaluationView,
     RewindRequest,
     RoundView,
+    RunChanges,
     RunRequest,
     RunSummary,
     RunView,
@@ -53,6 +54,13 @@ async def show_run(run: RunId, coordinator: Coordinator, reader: Reader) -> Resp
     """One run with its configuration, enrolments and current round; for a client, its own rows and sums."""
     view = await _read_view(coordinator, run, reader)
     return as_json(view if reader is None else run_for(reader, view))
+
+
+@router.patch("/runs/{run}")
+async def change(run: RunId, body: RunChanges, coordinator: Coordinator, admin: Admin) -> RunView:
+    """Change a run's configuration where that touches no past round; the open one goes by it, too."""
+    await coordinator.threads.run(coordinator.control.change, run, body, admin)
+    return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/start")

@@ -68,6 +68,7 @@ _TRAIN = (
         rounds.c.start_model.label("model"),
         rounds.c.start_broadcast.label("broadcast"),
         rounds.c.deadline_at,
+        runs.c.revision,
         _LAST_AGGREGATED.label("last_aggregated_round"),
         _IS_LOST.label("again"),
     )
@@ -79,6 +80,7 @@ _TRAIN = (
             rounds.c.attempt == participants.c.attempt,
         ),
     )
+    .join(runs, runs.c.run == participants.c.run)
     .where(
         participants.c.client == _CLIENT,
         sa.or_(
@@ -105,6 +107,7 @@ _ENROLMENTS = (
         runs.c.status.label("run_status"),
         runs.c.reason,
         runs.c.initial_model,
+        runs.c.revision,
     )
     .join(runs, runs.c.run == enrolments.c.run)
     .where(
@@ -128,7 +131,7 @@ _enrolled = (
 )
 _revoked = sa.select(clients.c.client).where(clients.c.client == _CLIENT, clients.c.revoked_at.is_not(None))
 _OPEN_TO = (
-    sa.select(runs.c.run)
+    sa.select(runs.c.run, runs.c.revision)
     .where(runs.c.status.in_(_OPEN), ~_enrolled, ~_revoked.exists())
     .order_by(runs.c.created_at, runs.c.run)
 )
@@ -158,15 +161,18 @@ def next_assignment(
 
 def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
     """The oldest open run that names the client among its participants and that it has not answered."""
-    found = connection.select(_OPEN_TO, {"of_client": client}).scalars().all()
+    found = connection.select(_OPEN_TO, {"of_client": client}).all()
     if not found:
         return None
     grant = read_grant(connection, client)
     roles = Role if grant.role is None else [Role(grant.role)]
     admitting = (
         run
-        for run in found
-        if any(configs.of(connection, run).participants.admits(role, client, grant.group) for role in roles)
+        for run, revision in found
+        if any(
+            configs.of(connection, run, revision).participants.admits(role, client, grant.group)
+            for role in roles
+        )
     )
     return next(admitting, None)
 
@@ -174,7 +180,7 @@ def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:
     for row in enrolled:
         if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.is_terminal:
-            asked = configs.of(connection, row.run).weighting.discrepancy
+            asked = configs.of(connection, row.run, row.revision).weighting.discrepancy
             if asked is not None:
                 return SubmitDiscrepancy(run=row.run, metric=asked.metric, target=asked.target)
     return None
@@ -184,11 +190,11 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
     for row in enrolled:
         wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.is_terminal
         if row.role is Role.EVALUATOR and row.status is EnrolmentStatus.READY and wanted:
-            config = configs.of(connection, row.run)
+            config = configs.of(connection, row.run, row.revision)
             if config.evaluate_every == 0:
                 continue
             if not _has_scored(connection, row.run, client, 0):
-                return Evaluate(run=row.run, round=0, model=row.initial_model)
+                return Evaluate(run=row.run, round=0, model=row.initial_model, revision=row.revision)
             parameters = {
                 "of_run": row.run,
                 "of_client": client,
@@ -197,7 +203,9 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
             }
             pending = connection.select(_UNSCORED, parameters).one_or_none()
             if pending is not None:
-                return Evaluate(run=row.run, round=pending.round, model=pending.scored_model)
+                return Evaluate(
+                    run=row.run, round=pending.round, model=pending.scored_model, revision=row.revision
+                )
     return None
 
 

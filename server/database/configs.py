@@ -13,19 +13,26 @@ __all__ = ["Configs", "no_such_run", "require_run"]
 
 
 class Configs:
-    """Configurations by run. They never change, so each is read and parsed once a process."""
+    """Configurations by run, each parsed once a process and revision: a change may come from another one."""
 
     def __init__(self) -> None:
-        self._known: dict[str, RunConfig] = {}
+        self._known: dict[str, tuple[int, RunConfig]] = {}
 
-    def of(self, connection: Reading, run: str) -> RunConfig:
-        """Raises :class:`NotFound`."""
-        if run not in self._known:
-            stored = connection.select(sa.select(runs.c.config).where(runs.c.run == run)).scalar()
-            if stored is None:
-                raise no_such_run(run)
-            self._known[run] = RunConfig.model_validate(stored)
-        return self._known[run]
+    def of(self, connection: Reading, run: str, revision: int | None = None) -> RunConfig:
+        """``revision``: the run's, as just read; None: the database is asked. Raises :class:`NotFound`."""
+        if revision is None:
+            revision = connection.select(sa.select(runs.c.revision).where(runs.c.run == run)).scalar()
+        known = self._known.get(run)
+        if known is None or known[0] != revision:
+            known = self._known[run] = _read(connection, run)
+        return known[1]
+
+
+def _read(connection: Reading, run: str) -> tuple[int, RunConfig]:
+    row = connection.select(sa.select(runs.c.revision, runs.c.config).where(runs.c.run == run)).one_or_none()
+    if row is None:
+        raise no_such_run(run)
+    return row.revision, RunConfig.model_validate(row.config)
 
 
 def no_such_run(run: str) -> NotFound:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from server.database.configs import Configs, require_run
 from server.database.events import add_events
 from server.database.session import Reading, Writing
-from server.database.tables import enrolments, evaluations, participants, rounds
+from server.database.tables import enrolments, evaluations, participants, rounds, runs
 from shared.problems import Conflict, Forbidden, InvalidRequest
 from shared.schemas import EnrolmentStatus, EvaluationView, Metrics, Role, RoundStatus
 from shared.scores import summarise
@@ -150,11 +150,13 @@ def read_headlines(connection: Reading, configs: Configs, run: str | None = None
         .group_by(of_round.c.run)
         .subquery()
     )
-    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    statement = sa.select(evaluations.c.run, evaluations.c.accuracy, evaluations.c.examples).where(scored)
+    found: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+    columns = (evaluations.c.run, runs.c.revision, evaluations.c.accuracy, evaluations.c.examples)
     newest_round = sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round)
-    for name, accuracy, examples in connection.select(statement.join(newest, newest_round)):
-        found[name].append((accuracy, examples))
+    statement = sa.select(*columns).join(newest, newest_round).join(runs, runs.c.run == evaluations.c.run)
+    for name, revision, accuracy, examples in connection.select(statement.where(scored)).all():
+        found[name, revision].append((accuracy, examples))
     return {
-        name: summarise(scores, configs.of(connection, name).combine_scores) for name, scores in found.items()
+        name: summarise(scores, configs.of(connection, name, revision).combine_scores)
+        for (name, revision), scores in found.items()
     }

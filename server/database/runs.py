@@ -121,7 +121,8 @@ def read_run(
     indexes = (found.index for found in state.enrolments if found.index is not None)
     return RunView(
         **_summary(row, read_headlines(connection, configs, run)),
-        config=configs.of(connection, run),
+        config=configs.of(connection, run, row.revision),
+        revision=row.revision,
         classes=tuple(row.classes),
         manifest=tuple(TensorSpec.model_validate(spec) for spec in row.manifest),
         initial_model=row.initial_model,

@@ -40,7 +40,7 @@ from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.session import Reading, Writing, describe, reading
 from server.database.step.facts import Facts
-from server.database.step.step import Evaluated, take_evaluation, take_step
+from server.database.step.step import Evaluated, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
@@ -113,6 +113,16 @@ class Store:
         raise StorageUnavailable(
             f"run {run!r} was moved by others {TRIES} times in a row in {describe(self.engine)}",
             hint="Try again.",
+        )
+
+    def change_run(self, run: str, changes: Mapping[str, Any], *, actor: str, now: dt.datetime) -> Decision:
+        """Change fields of the run's configuration; the decision is without effects if that is nothing new.
+
+        Raises InvalidConfiguration, NotFound, and IllegalTransition where past rounds would be touched.
+        """
+        return self._move(
+            run,
+            lambda connection: take_change(connection, run, changes, self._configs, actor=actor, now=now),
         )
 
     def create_run(

@@ -136,6 +136,7 @@ runs = sa.Table(
     _column("status", _enum(RunStatus), index=True),
     _column("reason", Words, null=True),
     _column("config", Json),
+    _column("revision", sa.BigInteger, server_default="0", comment="how often the config was changed"),
     _column("classes", Json),
     _column("manifest", Json),
     _column("completed_rounds", sa.BigInteger),

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.lifecycle.effects import Aggregate, Effect, Kind, Record, Wake
 from server.lifecycle.events import Event
-from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
+from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
 from server.lifecycle.tables import ENROLMENT_MOVES, PARTICIPANT_MOVES, ROUND_MOVES, RUN_MOVES, Moves, S
 from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus
 
@@ -89,6 +89,9 @@ class Draft:
 
     def move_deadline(self, deadline: dt.datetime) -> None:
         self.run = replace(self.run, round=replace(self.round, deadline_at=deadline))
+
+    def change_policy(self, policy: Policy) -> None:
+        self.run = replace(self.run, policy=policy)
 
     def delay_round(self, reason: str) -> None:
         self.run = replace(self.run, round=replace(self.round, reason=reason))

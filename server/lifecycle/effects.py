@@ -22,6 +22,7 @@ Kind = Literal[
     "run_resumed",
     "run_stopped",
     "run_rewound",  # to an earlier round's model
+    "run_changed",  # its configuration, where that touches no past round
     "run_completed",
     "run_stopped_early",  # the score has not become better for a while
     "round_waiting",  # too few trainers are ready to open one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
+from server.lifecycle.state import Policy
 from shared.schemas import Role
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "AggregationFailed",
     "AggregationFinished",
     "AssignmentTaken",
+    "ChangeRequested",
     "ClientDeclined",
     "ClientEnrolled",
     "ClientLeft",
@@ -116,6 +118,14 @@ class RewindRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRequested:
+    """The run is to go by another policy from now on. ``changes``: (field, before, after), for the log."""
+
+    policy: Policy
+    changes: tuple[tuple[str, float | None, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AssignmentTaken:
     client: str
     round: int
@@ -208,6 +218,7 @@ Event = (
     | ResumeRequested
     | StopRequested
     | RewindRequested
+    | ChangeRequested
     | AssignmentTaken
     | UpdateReceived
     | FailureReported

@@ -19,6 +19,7 @@ from server.lifecycle.events import (
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
+    ChangeRequested,
     ClientDeclined,
     ClientEnrolled,
     ClientLeft,
@@ -127,6 +128,35 @@ def _rewind_requested(draft: Draft, event: RewindRequested) -> None:
     draft.wake(*present_clients(draft.run))
     if draft.run.status is RunStatus.RUNNING and find_unscored(draft.run) is None:
         open_next(draft)
+
+
+def _change_requested(draft: Draft, event: ChangeRequested) -> None:
+    """The open round goes by the new quorum, and its deadline moves by as much as the time for a round."""
+    run, current = draft.run, draft.run.round
+    _refuse_unless_possible(run, event)
+    longer = event.policy.deadline - run.policy.deadline
+    draft.change_policy(event.policy)
+    changes = {name: [before, after] for name, before, after in event.changes}
+    if longer and current is not None and current.status is RoundStatus.COLLECTING:
+        earliest = draft.now + min(GRACE, event.policy.deadline)  # clients may be about to deliver
+        draft.move_deadline(max(current.deadline_at + longer, min(earliest, current.deadline_at)))
+        draft.record("run_changed", changes=changes, deadline_at=draft.round.deadline_at.isoformat())
+    else:
+        draft.record("run_changed", changes=changes)
+    is_between = current is None or not current.status.is_open
+    if is_between and run.status in (RunStatus.RUNNING, RunStatus.PAUSED):
+        go_on(draft, waited=True)
+
+
+def _refuse_unless_possible(run: Run, event: ChangeRequested) -> None:
+    if run.status.is_terminal and event.policy != run.policy:
+        why = f"run {run.id!r} is {run.status}, and only what it keeps can be changed"
+        raise illegal(run, event, why, "Change keep_updates alone.")
+    current = run.round
+    begun = current.number if current is not None and current.status.is_open else run.completed_rounds
+    if event.policy.rounds != run.policy.rounds and event.policy.rounds < begun:
+        why = f"round {begun} of run {run.id!r} has begun, so there cannot be {event.policy.rounds} in all"
+        raise illegal(run, event, why, "Give at least as many, or stop the run.")
 
 
 # -------------------------------------------------------------------- a participant's round
@@ -248,6 +278,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     ResumeRequested: _resume_requested,
     StopRequested: _stop_requested,
     RewindRequested: _rewind_requested,
+    ChangeRequested: _change_requested,
     AssignmentTaken: _assignment_taken,
     UpdateReceived: _update_received,
     FailureReported: _failure_reported,

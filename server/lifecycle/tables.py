@@ -26,6 +26,7 @@ from server.lifecycle.events import (
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
+    ChangeRequested,
     ClientDeclined,
     ClientEnrolled,
     ClientLeft,
@@ -79,6 +80,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ResumeRequested: frozenset({RunStatus.PAUSED}),
     StopRequested: _OPEN,
     RewindRequested: _AT_WORK,
+    ChangeRequested: _ALWAYS,  # after the end: what is kept
     AssignmentTaken: _AT_WORK,
     UpdateReceived: _AT_WORK,
     FailureReported: _AT_WORK,
@@ -99,6 +101,7 @@ _READYING: Final[Causes] = (ClientEnrolled, EnrolmentApproved, DiscrepancyReceiv
 
 # the events after which a run may have come to its end: with a score that was waited for, or without it
 _ENDING: Final[Causes] = (
+    ChangeRequested,
     AggregationFinished,
     EvaluationReceived,
     ClientDeclined,
@@ -127,6 +130,7 @@ ROUND_MOVES: Final[Moves[RoundStatus]] = {
         StartRequested,
         ResumeRequested,
         RewindRequested,
+        ChangeRequested,
         ClientSeen,
         EvaluationReceived,
         *_READYING,

@@ -1,4 +1,4 @@
-"""What an operator does with a run: create it, start, pause, resume, rewind and stop it. On a thread."""
+"""What an operator does with a run: create, start, pause, resume, change, rewind and stop it. On a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.runs.runner import Runner
 from server.runs.space import Space
 from shared.config import RunConfig
 from shared.problems import IllegalTransition, InvalidConfiguration, NameTaken, NotFound
-from shared.schemas import RunRequest
+from shared.schemas import RunChanges, RunRequest
 
 __all__ = ["Control"]
 
@@ -73,6 +73,16 @@ class Control:
 
     def stop(self, run: str, reason: str, actor: str) -> None:
         self.runner.commit(run, StopRequested(reason), actor=actor)
+
+    def change(self, run: str, changes: RunChanges, actor: str) -> None:
+        """Change the configuration where that touches no past round; what is so already changes nothing.
+
+        Raises:
+            InvalidConfiguration: the new configuration would not be valid.
+            IllegalTransition: a round that has begun would be touched.
+        """
+        given = changes.model_dump(exclude_unset=True)
+        self.runner.hand_over(run, self.store.change_run(run, given, actor=actor, now=self.clock()))
 
     def rewind(self, run: str, number: int, reason: str, actor: str) -> None:
         """Go back to a round's model, without a new run. Imports PyTorch.

@@ -226,6 +226,7 @@ class Weighting(Frozen):
 
     citation: ClassVar[str]
     asks: ClassVar[frozenset[Need]] = frozenset()
+    goes_by_rounds: ClassVar[bool] = False  # whether weights depend on how many rounds the run has in all
 
     kind: str
 

@@ -31,6 +31,7 @@ class FedDgGaWeighting(Weighting):
         "CVPR 2023."
     )
     asks: ClassVar[frozenset[Need]] = frozenset({Need.START_LOSS, Need.END_LOSS})
+    goes_by_rounds: ClassVar[bool] = True
 
     kind: Literal["feddgga"] = "feddgga"
     step: float = Field(0.2, gt=0, le=1, description="of the first change, in shares of an equal weight")

@@ -30,7 +30,7 @@ def test_the_version_is_the_packages() -> None:
         ["replay"],
         *(["run", verb] for verb in ("create", "list", "show", "watch", "start", "pause", "resume", "stop")),
         *(["run", verb] for verb in ("model", "export", "card", "approve", "refuse", "rewind")),
-        *(["run", verb] for verb in ("archive", "delete")),
+        *(["run", verb] for verb in ("archive", "change", "delete")),
         ["prune"],
         ["predict"],
         *(["clients", verb] for verb in ("invite", "list", "revoke")),

@@ -311,6 +311,23 @@ def test_a_run_that_is_no_longer_inside_is_left_before_any_work(at: Live, tmp_pa
     assert at.run()["status"] == "completed"
 
 
+def test_a_run_that_is_changed_beyond_the_policy_is_left(at: Live, tmp_path: Path) -> None:
+    create(at, **(GOOD | {"quorum": 1, "rounds": 3}))
+    other = at.site("other")
+    assert other.enrol("demo", 100, task="digits", classes=at.run()["classes"]).status_code == 200
+    member = worker(at, tmp_path, "north", policy=write(tmp_path, "fewest_updates: 1\nmost_rounds: 3\n"))
+    train = other.until("train")
+    at.wait_for(lambda: [event for event in at.events() if event["kind"] == "update_received"])
+    assert at.admin.patch("/runs/demo", json={"rounds": 9}).status_code == 200
+    model = other.http.get(f"/blobs/{train['model']}").content
+    assert other.upload("demo", 1, model).status_code == 200
+    assert member.join() == 4
+    (row,) = [row for row in at.run()["enrolments"] if row["client"] == "north"]
+    assert (row["status"], row["reason"]) == ("declined", _limit(FaultCode.TOO_MANY_ROUNDS, 3, 9).sentence)
+    taken = [event["round"] for event in at.events() if event["kind"] == "assignment_taken"]
+    assert taken == [1]
+
+
 def test_a_policy_that_is_wrong_ends_the_start_with_its_line(at: Live, tmp_path: Path) -> None:
     member = worker(at, tmp_path, "north", policy=write(tmp_path, "runs: [a]\nsizes: about\n"))
     assert member.join() == 2

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.config import Metric
+from shared.config import Metric, RunConfig
 from shared.schemas import Grade
 from shared.weightings.base import UNCHANGED, Adjustment
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregationFacts",
+    "ConfigFacts",
     "DiscrepancyFacts",
     "EnrolmentFacts",
     "Facts",
@@ -80,4 +81,11 @@ class FailureFacts:
     code: str
 
 
-Facts = UpdateFacts | EnrolmentFacts | DiscrepancyFacts | AggregationFacts | FailureFacts
+@dataclass(frozen=True, slots=True)
+class ConfigFacts:
+    """With ChangeRequested: the run's configuration from now on."""
+
+    config: RunConfig
+
+
+Facts = UpdateFacts | EnrolmentFacts | DiscrepancyFacts | AggregationFacts | FailureFacts | ConfigFacts

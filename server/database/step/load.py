@@ -25,6 +25,8 @@ class Snapshot:
 
     run: Run
     version: int
+    config: RunConfig
+    revision: int  # of the config
     initial_model: str
     discrepancies: dict[str, tuple[str, float]]  # by client: metric, value
     troubled: frozenset[str]  # clients with a last error
@@ -39,6 +41,7 @@ _HEAD = sa.select(
     runs.c.reason,
     runs.c.completed_rounds,
     runs.c.initial_model,
+    runs.c.revision,
     runs.c.highest_attempt,
     runs.c.rewound_rounds,
     runs.c.rewound_attempts,
@@ -113,7 +116,7 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
         "rewound_attempts": head.rewound_attempts,
     }
     newest = connection.select(_ROUND, parameters | counting).all()
-    config = configs.of(connection, run)
+    config = configs.of(connection, run, head.revision)
     return Snapshot(
         run=Run(
             id=run,
@@ -129,6 +132,8 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
             scores=_read_scores(connection, run, config) if config.needs_scores else (),
         ),
         version=head.version,
+        config=config,
+        revision=head.revision,
         initial_model=head.initial_model,
         discrepancies={
             row.client: (row.discrepancy_metric, row.discrepancy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -11,17 +12,24 @@ from server.database.configs import Configs
 from server.database.evaluations import add_evaluation
 from server.database.session import Reading, Writing
 from server.database.step.change import Change
-from server.database.step.facts import DiscrepancyFacts, Facts, UpdateFacts
+from server.database.step.facts import ConfigFacts, DiscrepancyFacts, Facts, UpdateFacts
 from server.database.step.load import Snapshot, load
 from server.database.step.write_run import write
 from server.database.tables import participants
-from server.lifecycle.events import DiscrepancyReceived, EvaluationReceived, Event, UpdateReceived
+from server.lifecycle.events import (
+    ChangeRequested,
+    DiscrepancyReceived,
+    EvaluationReceived,
+    Event,
+    UpdateReceived,
+)
 from server.lifecycle.machine import Decision, decide
-from shared.problems import DiscrepancyAlreadySubmitted
+from server.lifecycle.state import Policy
+from shared.problems import DiscrepancyAlreadySubmitted, InvalidConfiguration
 from shared.schemas import EnrolmentStatus, Metrics
 from shared.scores import find_score, name_score
 
-__all__ = ["Evaluated", "take_evaluation", "take_step"]
+__all__ = ["Evaluated", "take_change", "take_evaluation", "take_step"]
 
 
 def take_step(
@@ -42,6 +50,34 @@ def take_step(
     if decision.run != before.run or decision.effects:
         write(connection, Change(before, decision, event, facts, actor, now))
     return decision
+
+
+def take_change(
+    connection: Writing,
+    run: str,
+    changes: Mapping[str, Any],
+    configs: Configs,
+    *,
+    actor: str,
+    now: dt.datetime,
+) -> Decision:
+    """Change fields of the run's configuration; where they are so already, nothing happens.
+
+    Raises what :meth:`shared.config.RunConfig.change` and :func:`take_step` raise, and
+    :class:`InvalidConfiguration` if past weights depend on the number of rounds.
+    """
+    before = load(connection, run, configs, lock=True)
+    old, new = before.config, before.config.change(changes)
+    if new == old:
+        return Decision(before.run, ())
+    if new.rounds != old.rounds and old.weighting.goes_by_rounds:
+        raise InvalidConfiguration(
+            f"the weights of {old.weighting.kind} depend on the number of rounds, also those of past rounds",
+            hint="Stop the run, or let it come to its end.",
+        )
+    told = tuple((name, getattr(old, name), getattr(new, name)) for name in changes)
+    event = ChangeRequested(Policy.of(new), tuple(each for each in told if each[1] != each[2]))
+    return take_step(connection, run, event, ConfigFacts(new), configs, actor=actor, now=now)
 
 
 class Evaluated(NamedTuple):

@@ -16,6 +16,7 @@ from server.database.session import Statement, Writing
 from server.database.step.change import Change
 from server.database.step.facts import (
     AggregationFacts,
+    ConfigFacts,
     DiscrepancyFacts,
     EnrolmentFacts,
     FailureFacts,
@@ -67,6 +68,9 @@ def _run_values(change: Change) -> dict[str, Any]:
     for name in ("highest_attempt", "rewound_rounds", "rewound_attempts"):
         if getattr(old, name) != getattr(new, name):
             values[name] = getattr(new, name)
+    if isinstance(change.facts, ConfigFacts):
+        config = change.facts.config.model_dump(mode="json")
+        values |= {"config": config, "revision": change.before.revision + 1}
     if old.status is RunStatus.ENROLLING and new.status is RunStatus.RUNNING:
         values["started_at"] = change.now
     if new.status.is_terminal and not old.status.is_terminal:
@@ -166,4 +170,6 @@ def _detail_from_facts(change: Change, record: Record) -> dict[str, Any]:
             return {"code": code}
         case AggregationFacts(model=str(model)) if record.kind == "round_completed":
             return {"model": model}
+        case ConfigFacts() if record.kind == "run_changed":
+            return {"revision": change.before.revision + 1}
     return {}

@@ -46,6 +46,7 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     stop_early(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
+    store.change_run("finished", {"keep_updates": 3}, actor="admin", now=finished.now)
     for archived in (True, False):
         store.archive_run("finished", archived, actor="admin", now=finished.now)
     seed.finished_run(store, "deleted", rounds=1)

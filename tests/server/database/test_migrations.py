@@ -437,3 +437,24 @@ def test_runs_of_schema_0009_are_not_put_away_and_none_was_deleted(empty_databas
         assert connection.execute(sa.text("SELECT run, completed_rounds FROM runs")).all() == [("demo", 2)]
     assert not sa.inspect(engine).has_table("deletions")
     engine.dispose()
+
+
+def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0010")
+    engine = make_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
+                "initial_model, created_at) VALUES ('demo', 1, 'running', '{}', '[]', '[]', 2, :zeros, :at)"
+            ),
+            {"zeros": "0" * 64, "at": dt.datetime(2026, 11, 28, tzinfo=dt.UTC)},
+        )
+    upgrade(empty_database_url, "0011")
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(runs.c.run, runs.c.revision)).all() == [("demo", 0)]
+        connection.execute(runs.update().values(revision=3))
+    downgrade(empty_database_url, "0010")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT run, version FROM runs")).all() == [("demo", 1)]
+    engine.dispose()

@@ -15,6 +15,7 @@ from server.lifecycle.events import (
     AggregationFailed,
     AggregationFinished,
     AssignmentTaken,
+    ChangeRequested,
     ClientDeclined,
     ClientEnrolled,
     ClientLeft,
@@ -150,6 +151,18 @@ class AnyOrder(RuleBasedStateMachine):
     def go_back(self, back: int) -> None:
         self.give(RewindRequested(max(self.run.completed_rounds - back, 0), "spoilt"))
 
+    @rule(more=st.integers(-1, 1), quorum=st.integers(1, 3), minutes=st.sampled_from([1, 60, 90]))
+    def change(self, more: int, quorum: int, minutes: int) -> None:
+        old, current = self.run.policy, self.run.round
+        is_closed = current is not None and current.status == "aggregating"  # by the quorum it had then
+        policy = replace(
+            old,
+            rounds=max(old.rounds + more, 1),
+            quorum=old.quorum if is_closed else quorum,
+            deadline=dt.timedelta(minutes=minutes),
+        )
+        self.give(ChangeRequested(policy, (("rounds", old.rounds, policy.rounds),)))
+
     @rule(client=CLIENTS, number=SHIFTS, attempt=SHIFTS)
     def take(self, client: str, number: int, attempt: int) -> None:
         self.give(AssignmentTaken(client, *self.aim(number, attempt)))
@@ -282,14 +295,15 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     """The graphs are respected, and every change leaves a record."""
     after = decision.run
     assert after.status == before.status or after.status in RUN_GRAPH[before.status]
-    assert after.policy is before.policy
+    assert after.policy == (event.policy if isinstance(event, ChangeRequested) else before.policy)
     if isinstance(event, RewindRequested):
         assert after.completed_rounds == event.round <= before.completed_rounds
     else:
         assert after.completed_rounds - before.completed_rounds in (0, 1)
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
     # a score's record is its own row
-    check_effects(decision, changed=replace(after, scores=()) != replace(before, scores=()))
+    changed = replace(after, scores=()) != replace(before, scores=())
+    check_effects(decision, changed=changed or isinstance(event, ChangeRequested))
     if before.status.is_terminal:
         assert isinstance(event, ClientDeclined | ClientLeft) or after == before
         assert (after.status, after.round) == (before.status, before.round)
