@@ -24,6 +24,7 @@ from shared.schemas import (
     Deletion,
     EnrolmentStatus,
     EnrolmentView,
+    Erasure,
     EvaluationView,
     InitialBlob,
     JoinToken,
@@ -127,6 +128,11 @@ class AdminClient(CoordinatorClient):
 
     def revoke(self, client: str) -> None:
         self._tell_coordinator("DELETE", f"/clients/{client}")
+
+    def erase(self, client: str) -> Erasure:
+        """Erase a client that withdraws."""
+        timeout = httpx.Timeout(10.0, read=600.0)  # it deletes the files, too
+        return self._json(Erasure, "POST", f"/clients/{client}/erase", timeout=timeout)
 
     def round(self, run: str, number: int, attempt: int | None = None) -> RoundView:
         """One round with its ledger: its newest attempt, or the one named."""

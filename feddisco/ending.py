@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feddisco.admin import AdminClient
 from shared.problems import InvalidConfiguration
-from shared.schemas import DeletedRun, RunSummary
+from shared.schemas import DeletedRun, Erasure, RunSummary
 
-__all__ = ["delete_runs", "describe_run", "list_older", "parse_age"]
+__all__ = ["delete_runs", "describe_erasure", "describe_run", "list_older", "parse_age"]
 
 _UNITS = {"": 86400, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -29,8 +29,8 @@ def parse_age(text: str) -> dt.timedelta:
 
 def list_older(client: AdminClient, age: dt.timedelta, now: dt.datetime) -> list[RunSummary]:
     """Runs that ended longer ago than that, oldest first; those that were put away are kept."""
-    ended = [run for run in client.runs() if run.finished_at is not None and now - run.finished_at > age]
-    return sorted(ended, key=lambda run: (run.finished_at, run.run))
+    ended = [(run.finished_at, run.run, run) for run in client.runs() if run.finished_at is not None]
+    return [run for at, _, run in sorted(ended, key=lambda each: each[:2]) if now - at > age]
 
 
 def describe_run(run: RunSummary) -> str:
@@ -47,6 +47,13 @@ def delete_runs(
         confirm(f"Delete {what} for good: models, updates, ledgers, scores and log?")
     for run in runs:
         yield _describe_deletion(client.delete_run(run, reason))
+
+
+def describe_erasure(client: str, erasure: Erasure) -> str:
+    if erasure.name is not None:
+        return f"{client} is erased. Its numbers in ledgers are those of {erasure.name} now."
+    rounds = "; ".join(erasure.waiting_for)
+    return f"{client} is revoked, and erased as soon as its last update is counted: {rounds}."
 
 
 def _describe_deletion(deleted: DeletedRun) -> str:

@@ -753,6 +753,21 @@ def clients_revoke(client_id: str, **flags: Any) -> None:
         _echo(f"{client_id} is revoked.")
 
 
+@clients_app.command("erase")
+@calls_coordinator
+def clients_erase(client_id: str, yes: Yes = False, **flags: Any) -> None:
+    """Erase a client that withdraws: its token, name, words and files, everywhere and for good."""
+    from feddisco.admin import connect
+    from feddisco.ending import describe_erasure
+
+    with connect(load_console_settings(flags)) as client:
+        if not yes:
+            _confirm(
+                f"Erase {client_id} for good? Its numbers stay in the ledgers, under a name of no meaning."
+            )
+        _echo(describe_erasure(client_id, client.erase(client_id)))
+
+
 @app.command()
 @add_flags(Settings, "data_folder", "database_url")
 def replay(run: str, round: int, **flags: Any) -> None:

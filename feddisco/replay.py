@@ -7,6 +7,7 @@ from pathlib import Path
 
 from server.blobs import BlobStore
 from server.database.aggregations import AggregationInput, Update
+from server.database.erasure import PREFIX
 from server.database.session import make_engine
 from server.database.store import Store
 from server.runs.aggregation import close_stored
@@ -62,6 +63,11 @@ def _recompute(given: AggregationInput, blobs: BlobStore, folder: Path) -> tuple
 
 
 def _check_kept(given: AggregationInput, update: Update, blobs: BlobStore) -> None:
+    if update.client.startswith(PREFIX) and not blobs.exists(update.digest):
+        raise NotFound(
+            f"The update of {update.client} in round {given.round} of {given.run} was erased.",
+            hint="Its client withdrew: replay a round without it.",
+        )
     if given.config.keep_updates is not None and not blobs.exists(update.digest):
         raise NotFound(
             f"The update of {update.client} in round {given.round} of {given.run} is no longer kept.",

@@ -125,6 +125,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     connections = Connections(settings, telemetry.note_refusal)
     telemetry.watch("feddisco_open_uploads", "Uploads being received", lambda: gate.places[Call.UPLOAD].taken)
     telemetry.watch("feddisco_connections", "Connections that are open", lambda: connections.places.taken)
+    enrolments = Enrolments(store, runner, Revocations(settings.data_folder / REVOCATIONS), clock)
     return Coordinator(
         settings=settings,
         entrance=find_entrance(settings),
@@ -145,8 +146,8 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),
-        removal=Removal(store, runner, Removals(settings.data_folder / REMOVALS), clock),
-        enrolments=Enrolments(store, runner, Revocations(settings.data_folder / REVOCATIONS), clock),
+        removal=Removal(store, runner, enrolments, Removals(settings.data_folder / REMOVALS), clock),
+        enrolments=enrolments,
         assignments=Assignments(store, runner, clock),
         scrub=Scrub(
             store=store,
@@ -251,8 +252,8 @@ def prepare(coordinator: Coordinator) -> None:
         coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
     coordinator.timekeeper.start()
     coordinator.faults.load()
-    coordinator.removal.apply()
     coordinator.enrolments.apply_revocations(coordinator.enrolments.revocations.read(), ACTOR)
+    coordinator.removal.apply()
 
 
 @asynccontextmanager
@@ -264,6 +265,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     background.start("scrub", coordinator.scrub.run())
     background.start("space", coordinator.space.run())
     background.start("presence", coordinator.presence.run())
+    background.start("erasure", coordinator.removal.run(coordinator.threads))
     if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay
 

@@ -1,7 +1,7 @@
-"""Runs that were deleted, kept beside the database as well: a backup still has them.
+"""Runs that were deleted and clients that were erased, kept beside the database: a backup still has them.
 
-A file with one JSON object a line, written before the deletion and applied at each start. So it also ends a
-deletion that a crash interrupted, and deletes once more what a restored backup brings back.
+A file with one JSON object a line, written before anything is removed and applied at each start. So it also
+ends a removal that a crash interrupted, and removes once more what a restored backup brings back.
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ class Removals:
             append_line(self.path, entry)
         except StorageUnavailable as fault:
             log.error("the deletion of run %s could not be noted in %s: %s", removed.run, self.path, fault)
+
+    def add_client(self, token_hash: str, actor: str, now: dt.datetime) -> None:
+        """A client that is to be erased, known by its token. Raises StorageUnavailable."""
+        append_line(self.path, {"client": token_hash, "actor": actor, "at": now.isoformat()})
+
+    def read_clients(self) -> dict[str, str]:
+        """By the hash of its token, who had it erased."""
+        entries = read_lines(self.path)
+        return {
+            each["client"]: str(each.get("actor")) for each in entries if isinstance(each.get("client"), str)
+        }
 
     def forget_runs(self) -> None:
         """Let a restored database keep the runs that were deleted since its backup."""

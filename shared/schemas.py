@@ -199,6 +199,13 @@ class ClientView(View):
     group: str | None = Field(None, description="as its join token said; runs may admit a group")
 
 
+class Erasure(View):
+    """What became of a client that withdraws."""
+
+    name: str | None = Field(description="under which its numbers stay; None: not yet, see `waiting_for`")
+    waiting_for: tuple[str, ...] = Field((), description="open rounds that count an update of it")
+
+
 JOIN_TOKEN_SECONDS = 7 * 86400
 
 

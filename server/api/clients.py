@@ -15,6 +15,7 @@ from server.web.security import hash_token, make_token, read_bearer
 from shared.schemas import (
     ClientView,
     Credential,
+    Erasure,
     JoinToken,
     JoinTokenRequest,
     JoinTokenView,
@@ -61,6 +62,17 @@ async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> No
     coordinator.guard.forget(client)
     coordinator.hub.wake([client])
     coordinator.hub.announce(None)
+
+
+@router.post("/clients/{client}/erase")
+async def erase(client: ClientId, coordinator: Coordinator, admin: Admin) -> Erasure:
+    """Erase a client that withdraws: token, name, words, files. Its numbers in ledgers stay, nameless."""
+    coordinator.guard.forget(client)
+    erasure = await coordinator.threads.run_long(coordinator.removal.erase, client, admin)
+    coordinator.guard.forget(client)
+    coordinator.hub.wake([client])
+    coordinator.hub.announce(None)
+    return erasure
 
 
 @router.post("/join-tokens", status_code=201)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from server.database.events import add_events
 from server.database.session import Reading, Writing
-from server.database.tables import blobs, enrolments, participants, rounds, runs
+from server.database.tables import blobs, clients, enrolments, participants, rounds, runs
 from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus
 
 __all__ = [
@@ -49,7 +49,11 @@ _KEEP = runs.c.config["keep_updates"].as_integer()
 _KEPT_UPDATES = (
     sa.select(participants.c.update)
     .distinct()
-    .select_from(participants.join(rounds).join(runs, runs.c.run == rounds.c.run))
+    .select_from(
+        participants.join(rounds)
+        .join(runs, runs.c.run == rounds.c.run)
+        .join(clients, clients.c.client == participants.c.client)
+    )
     .where(
         participants.c.update.is_not(None),
         sa.or_(
@@ -59,6 +63,7 @@ _KEPT_UPDATES = (
                     # attempts that were abandoned go with theirs
                     rounds.c.round > runs.c.completed_rounds - _KEEP,
                 ),
+                clients.c.erased_at.is_(None),
                 # without a row it was collected, when the run kept fewer
                 sa.select(blobs.c.digest).where(blobs.c.digest == participants.c.update).exists(),
             ),

@@ -30,6 +30,7 @@ KINDS: Final[frozenset[str]] = frozenset(
         *effects.KINDS,
         "client_registered",
         "client_revoked",
+        "client_erased",
         "join_token_added",
         "join_token_revoked",
         "run_created",

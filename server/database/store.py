@@ -23,6 +23,7 @@ from server.database import (
     clients,
     comparison,
     counts,
+    erasure,
     evaluations,
     events,
     installation,
@@ -36,6 +37,7 @@ from server.database.aggregations import AggregationInput, OpenAggregation
 from server.database.audit import StoredRun
 from server.database.blobs import WantedUpdate
 from server.database.configs import Configs
+from server.database.erasure import OpenUpdate
 from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.session import Reading, Writing, describe, reading
@@ -286,6 +288,14 @@ class Store:
             ]
 
         return self._writer.write(work)
+
+    def erase_client(self, client: str, actor: str, now: dt.datetime) -> str | None:
+        """The name of no meaning that its rows have now; None while an update of it is open. NotFound."""
+        return self._writer.write(lambda connection: erasure.erase(connection, client, actor=actor, now=now))
+
+    def open_updates(self, client: str) -> list[OpenUpdate]:
+        """What has to end before the client can be erased."""
+        return self._read(erasure.list_open_updates, client)
 
     def add_join_token(
         self,

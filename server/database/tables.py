@@ -108,6 +108,7 @@ clients = sa.Table(
     _column("registered_at", UtcDateTime),
     _column("last_seen_at", UtcDateTime, null=True),
     _column("revoked_at", UtcDateTime, null=True),
+    _column("erased_at", UtcDateTime, null=True, comment="when all but its numbers was erased"),
     _column("role", sa.String(20), null=True, comment="the only one that its join token allows"),
     _column("group", Slug, null=True, comment="as its join token said"),
 )

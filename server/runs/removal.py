@@ -1,4 +1,4 @@
-"""Runs that have ended are put away, or deleted with their files. On a thread."""
+"""Runs that have ended are put away or deleted; clients that withdraw are erased. On a thread."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import datetime as dt
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
+from server.background import repeat
 from server.database.store import Store
 from server.removals import Removals, RemovedRun
+from server.runs.enrolment import Enrolments
 from server.runs.runner import Runner
+from server.threads import Threads
 from shared.problems import NotFound
-from shared.schemas import DeletedRun
+from shared.schemas import DeletedRun, Erasure
 
 __all__ = ["Removal"]
+
+PENDING_SECONDS = 60.0
 
 log = logging.getLogger("feddisco")
 
@@ -25,8 +31,11 @@ class Removal:
 
     store: Store
     runner: Runner
+    enrolments: Enrolments
     removals: Removals
     clock: Callable[[], dt.datetime]
+    erased: set[str] = field(default_factory=set)
+    """Clients of the list, by token, that this process knows to be done with."""
 
     def archive(self, run: str, archived: bool, actor: str) -> None:
         """Put the run away, or back. Raises NotFound, and IllegalTransition for a run that has not ended."""
@@ -46,8 +55,47 @@ class Removal:
         self.runner.collect_unneeded()
         return deleted
 
+    def erase(self, client: str, actor: str) -> Erasure:
+        """Erase a client that withdraws: token, name, words, files. Its numbers in ledgers stay, nameless.
+
+        An update that an open round counts is waited for; then it is done by itself. Raises NotFound.
+        """
+        token_hash = self.store.token_hash_of(client)
+        if token_hash is None:
+            raise NotFound(f"there is no client {client!r}", hint="GET /api/v1/clients lists them.")
+        self.removals.add_client(token_hash, actor, self.clock())
+        self.enrolments.revoke(client, actor)
+        return self._erase(client, actor)
+
+    def _erase(self, client: str, actor: str) -> Erasure:
+        name = self.store.erase_client(client, actor, self.clock())
+        if name is None:
+            waits = tuple(f"{found.run}, round {found.round}" for found in self.store.open_updates(client))
+            return Erasure(name=None, waiting_for=waits)
+        log.info("a client was erased by %s and is %s now", actor, name)
+        self.runner.forget_client()
+        self.runner.collect_unneeded()
+        return Erasure(name=name)
+
+    def erase_pending(self) -> None:
+        """Erase those that the list names and the database still knows, unless their updates are open."""
+        listed = self.removals.read_clients()
+        for token_hash in listed.keys() - self.erased:
+            view = self.store.client_by_token_hash(token_hash)
+            if view is not None:
+                self.enrolments.revoke(view.client, listed[token_hash])
+            if view is None or self._erase(view.client, listed[token_hash]).name is not None:
+                self.erased.add(token_hash)
+
+    async def run(self, threads: Threads) -> None:
+        """Until cancelled: erase whose last open update has been counted."""
+        await repeat(
+            PENDING_SECONDS, partial(threads.run_long, self.erase_pending), "cannot erase clients now"
+        )
+
     def apply(self) -> int:
-        """Delete what the list names and the database still has; how many runs those were."""
+        """Remove what the list names and the database still has; how many runs those were."""
+        self.erase_pending()
         known = [removed for removed in self.removals.read_runs() if self._is_there(removed)]
         for removed in known:
             with suppress(NotFound):  # another coordinator, which starts at the same moment, was faster

@@ -133,6 +133,10 @@ class Runner:
         """Something about the run was written: event streams look again."""
         self._call_soon(self._hub.announce, run)
 
+    def forget_client(self) -> None:
+        """One was erased."""
+        self._telemetry.forget_ledgers()
+
     def forget(self, run: str) -> None:
         """The run has been deleted."""
         self._telemetry.forget_ledgers()

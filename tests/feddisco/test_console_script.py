@@ -33,7 +33,7 @@ def test_the_version_is_the_packages() -> None:
         *(["run", verb] for verb in ("archive", "change", "delete")),
         ["prune"],
         ["predict"],
-        *(["clients", verb] for verb in ("invite", "list", "revoke")),
+        *(["clients", verb] for verb in ("erase", "invite", "list", "revoke")),
     ],
     ids=" ".join,
 )

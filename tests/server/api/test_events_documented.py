@@ -46,7 +46,9 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     stop_early(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
-    store.change_run("finished", {"keep_updates": 3}, actor="admin", now=finished.now)
+    changed = seed.Course(store, seed.config("changed")).create().enrol()
+    changes = {"round_deadline_seconds": 9000.0, "keep_updates": 3}
+    store.change_run("changed", changes, actor="admin", now=changed.now)
     for archived in (True, False):
         store.archive_run("finished", archived, actor="admin", now=finished.now)
     seed.finished_run(store, "deleted", rounds=1)
@@ -58,6 +60,8 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     send_refused_uploads(client)
     send_refused_discrepancy(client)
     store.revoke(SITES[1].name, "admin", finished.now)
+    store.register("withdrawn", "hash-of-withdrawn", "0.1.0", finished.now)
+    assert store.erase_client("withdrawn", "admin", finished.now) == "erased-1"
 
     happened: dict[str, set[str]] = {}
     for event in store.events(0, None, 10_000):

@@ -458,3 +458,20 @@ def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT run, version FROM runs")).all() == [("demo", 1)]
     engine.dispose()
+
+
+def test_clients_of_schema_0011_are_not_erased(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0011")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+    upgrade(empty_database_url, "0012")
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(clients.c.client, clients.c.erased_at)).all() == [("north", None)]
+        connection.execute(clients.update().values(erased_at=at))
+    downgrade(empty_database_url, "0011")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT client FROM clients")).all() == [("north",)]
+    engine.dispose()

@@ -1,0 +1,208 @@
+"""A client that withdraws: its name and words go; the numbers from which weights follow stay, nameless."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.database.events import add_events
+from server.database.session import Reading, Writing
+from server.database.tables import (
+    clients,
+    deletions,
+    enrolments,
+    evaluations,
+    events,
+    join_tokens,
+    participants,
+    rounds,
+    runs,
+)
+from shared.problems import NotFound
+from shared.schemas import ParticipantStatus, RoundStatus
+
+__all__ = ["PREFIX", "OpenUpdate", "erase", "list_open_updates"]
+
+PREFIX = "erased-"
+_ITS_OWN = ("detail", "group", "name", "reason", "version")
+"""Details of an event about a client that are, or may hold, its own words."""
+_TOLD_AT_ENROLMENT = (
+    *("reason", "last_error", "left_out", "approved_examples"),
+    *("discrepancy", "discrepancy_metric", "grade", "epsilon"),
+)
+_TOLD_IN_A_ROUND = ("reason", "progress", "heartbeat_at", "loss", "seconds", "start_loss", "end_loss")
+_NAMING = ("participants", "reason")
+"""Details of other events that may name it."""
+
+Replace = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpdate:
+    """An update that a round which has not ended still counts."""
+
+    run: str
+    round: int
+
+
+def list_open_updates(connection: Reading, client: str) -> list[OpenUpdate]:
+    """What has to end before the client can be erased."""
+    statement = (
+        sa.select(participants.c.run, participants.c.round)
+        .join(rounds)
+        .where(
+            participants.c.client == client,
+            participants.c.status == ParticipantStatus.UPLOADED,
+            rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
+        )
+        .order_by(participants.c.run)
+    )
+    return [OpenUpdate(*row) for row in connection.select(statement)]
+
+
+def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> str | None:
+    """The name of no meaning that its rows have now; None, and nothing is written, while an update is open.
+
+    It must have left all runs: revoke it first. Raises :class:`NotFound`.
+    """
+    of_client = sa.select(enrolments.c.run).where(enrolments.c.client == client)
+    locked = sa.select(runs.c.run).where(runs.c.run.in_(of_client)).order_by(runs.c.run)
+    its_runs = list(connection.select(locked.with_for_update(key_share=True)).scalars())
+    if list_open_updates(connection, client):
+        return None
+    name, said = _add_nameless(connection, client, now), _list_words(connection, client)
+    _move_rows(connection, client, name)
+    replace = _make_replace(client, name, said)
+    _rename_in_runs(connection, its_runs, replace)
+    _rename_in_events(connection, its_runs, client, name, replace)
+    _rename_in_deletions(connection, replace)
+    token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}
+    connection.execute(join_tokens.update().where(join_tokens.c.name == client).values(token))
+    connection.execute(clients.delete().where(clients.c.client == client))
+    add_events(connection, [{"kind": "client_erased", "client": name}], actor=actor, now=now)
+    return name
+
+
+def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
+    row = connection.select(sa.select(clients).where(clients.c.client == client)).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
+        )
+    taken = connection.select(
+        sa.select(clients.c.client).where(clients.c.client.like(f"{PREFIX}%"))
+    ).scalars()
+    numbers = [int(found[1]) for each in taken if (found := re.fullmatch(rf"{PREFIX}(\d{{1,15}})", each))]
+    name = f"{PREFIX}{max(numbers, default=0) + 1}"
+    values = {
+        "client": name,
+        "token_hash": secrets.token_hex(32),  # of no token
+        "version": "",
+        "registered_at": row.registered_at,
+        "revoked_at": row.revoked_at or now,
+        "erased_at": now,
+    }
+    connection.execute(clients.insert(), values)
+    return name
+
+
+def _list_words(connection: Reading, client: str) -> list[str]:
+    """The reasons that it gave, which others' rows may repeat; longer ones first."""
+    own = connection.select(sa.select(events.c.detail).where(events.c.actor == client)).scalars()
+    found = {detail["reason"] for detail in own if isinstance(detail.get("reason"), str)}
+    return sorted(found - {""}, key=len, reverse=True)
+
+
+def _move_rows(connection: Writing, client: str, name: str) -> None:
+    new: dict[sa.Table, dict[str, Any]] = {
+        enrolments: {"device": "", "examples": 0} | dict.fromkeys(_TOLD_AT_ENROLMENT),
+        participants: dict.fromkeys(_TOLD_IN_A_ROUND),
+        evaluations: {"per_category": {}, "extra": {}},
+    }
+    for table, values in new.items():
+        connection.execute(table.update().where(table.c.client == client).values(client=name, **values))
+
+
+def _make_replace(client: str, name: str, said: Sequence[str]) -> Replace:
+    """Its name and what it said, in texts, and in texts inside lists and objects."""
+    # at the end of a sentence a full stop is none of the name
+    word = re.compile(rf"(?<![A-Za-z0-9._-]){re.escape(client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])")
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, str):
+            for words in said:
+                value = value.replace(words, "(erased)")
+            return word.sub(name, value)
+        if isinstance(value, list):
+            return [replace(each) for each in value]
+        if isinstance(value, dict):
+            return {key: replace(each) for key, each in value.items()}
+        return value
+
+    return replace
+
+
+def _rename_in_runs(connection: Writing, its_runs: Sequence[str], replace: Replace) -> None:
+    """Reasons of others may name it, and so may the list of those who may take part."""
+    for table in (runs, enrolments, rounds, participants):
+        key = list(table.primary_key)
+        worded = sa.and_(table.c.run.in_(its_runs), table.c.reason.is_not(None))
+        for row in connection.select(sa.select(*key, table.c.reason).where(worded)).all():
+            if (reason := replace(row.reason)) != row.reason:
+                one = sa.and_(*(column == row._mapping[column.name] for column in key))
+                connection.execute(table.update().where(one).values(reason=reason))
+    named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
+    for run, config, revision in connection.select(named).all():
+        changed = config | {"participants": replace(config.get("participants"))}
+        if changed != config:
+            values = {"config": changed, "revision": revision + 1}
+            connection.execute(runs.update().where(runs.c.run == run).values(values))
+
+
+def _rename_in_events(
+    connection: Writing, its_runs: Sequence[str], client: str, name: str, replace: Replace
+) -> None:
+    about = sa.or_(events.c.client == client, events.c.actor == client)
+    chosen = sa.or_(about, events.c.run.in_(its_runs), events.c.kind == "join_token_added")
+    changed = [
+        {"of_id": row.id, **values}
+        for row in connection.select(sa.select(events).where(chosen)).all()
+        if (values := _rename_event(row, client, name, replace)) is not None
+    ]
+    if changed:
+        one = events.c.id == sa.bindparam("of_id", type_=sa.BigInteger)
+        columns = {key: sa.bindparam(f"new_{key}") for key in ("client", "actor", "detail")}
+        columns["detail"] = sa.bindparam("new_detail", type_=events.c.detail.type)
+        connection.execute(events.update().where(one).values(columns), changed)
+
+
+def _rename_event(row: Any, client: str, name: str, replace: Replace) -> dict[str, Any] | None:
+    """The new values; None if it does not name the client."""
+    detail = dict(row.detail)
+    if client in (row.client, row.actor) or detail.get("name") == client:
+        detail = {key: value for key, value in detail.items() if key not in _ITS_OWN}
+    detail |= {key: replace(detail[key]) for key in _NAMING if key in detail}
+    values = {
+        "new_client": name if row.client == client else row.client,
+        "new_actor": name if row.actor == client else row.actor,
+        "new_detail": detail,
+    }
+    return values if list(values.values()) != [row.client, row.actor, row.detail] else None
+
+
+def _rename_in_deletions(connection: Writing, replace: Replace) -> None:
+    for row in connection.select(sa.select(deletions.c.id, deletions.c.reason, deletions.c.record)).all():
+        record = dict(row.record)
+        record["clients"] = [each | {"client": replace(each["client"])} for each in record["clients"]]
+        record["reason"] = replace(record["reason"])
+        config = record["config"]
+        record["config"] = config | {"participants": replace(config.get("participants"))}
+        values = {"reason": replace(row.reason), "record": record}
+        if values != {"reason": row.reason, "record": row.record}:
+            connection.execute(deletions.update().where(deletions.c.id == row.id).values(values))

@@ -1,0 +1,194 @@
+"""A client that withdraws: what goes, what stays, and that no backup brings it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from feddisco.backup import back_up, restore
+from feddisco.replay import replay_round
+from server.clock import utc_now
+from server.database.session import make_engine
+from server.database.tables import metadata
+from server.removals import FILE, Removals
+from server.runs.verification import verify
+from server.web.security import hash_token
+from shared.problems import NotFound
+from tests.helpers.live_coordinator import Live, ManualClient, file_of, live, settings_for, sha256
+
+NAME = "south-hospital"
+
+
+@pytest.fixture
+def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "data") as opened:
+        yield opened
+
+
+def train(at: Live, rounds: int = 2) -> tuple[ManualClient, ManualClient]:
+    """Two sites named in the run's participants; in the first attempt one fails, with words of its own."""
+    participants = {"trainers": [NAME, "north"], "evaluators": [NAME, "north", "judge"]}
+    at.create(min_clients=2, rounds=rounds, quorum=2, weighting={"kind": "sizes"}, participants=participants)
+    south, north = at.site(NAME), at.site("north")
+    assert south.enrol("demo", 30, index=0, device="cuda").status_code == 200
+    assert north.enrol("demo", 10, index=1).status_code == 200
+    report = {"attempt": 1, "code": "out-of-memory", "reason": "no memory on ward 7"}
+    assert south.http.post("/runs/demo/rounds/1/failure", json=report).status_code == 204
+    assert north.upload("demo", 1, file_of(9.0)).status_code == 200
+    return south, north
+
+
+def upload_round(number: int, attempt: int, south: ManualClient, north: ManualClient) -> set[str]:
+    bodies = file_of(10.0 * number), file_of(10.0 * number + 4)
+    for site, body in zip((south, north), bodies, strict=True):
+        assert site.upload("demo", number, body, attempt=attempt).status_code == 200
+    return {sha256(bodies[0])}
+
+
+def everything(at: Live) -> str:
+    """All rows of the database as one text."""
+    with at.coordinator.store.engine.connect() as connection:
+        return json.dumps(
+            [
+                [str(value) for row in connection.execute(sa.select(table)) for value in row]
+                for table in metadata.sorted_tables
+            ]
+        )
+
+
+def make_old(at: Live) -> None:
+    for path in at.coordinator.blobs.folder.glob("[0-9a-f][0-9a-f]/*"):
+        os.utime(path, (time.time() - 700,) * 2)
+
+
+def ledger(at: Live, number: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = at.admin.get(f"/runs/demo/rounds/{number}").json()["ledger"]
+    return found
+
+
+def test_name_words_and_files_go_and_numbers_stay_nameless(at: Live) -> None:
+    south, north = train(at)
+    at.wait_for(lambda: at.run()["current_round"]["attempt"] == 2)
+    own = upload_round(1, 2, south, north)
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    own |= upload_round(2, 1, south, north)
+    at.wait_for(lambda: at.run()["status"] == "completed")
+    before = ledger(at, 1)
+    score = {"loss": 1.0, "accuracy": 0.5, "examples": 30, "per_category": {"cat": 0.25}}
+    assert south.http.put("/runs/demo/rounds/1/metrics", json=score).status_code < 300
+    assert NAME in everything(at)
+    assert "ward 7" in everything(at)
+    make_old(at)
+
+    answer = at.admin.post(f"/clients/{NAME}/erase")
+    assert (answer.status_code, answer.json()) == (200, {"name": "erased-1", "waiting_for": []}), answer.text
+    after = everything(at)
+    assert NAME not in after
+    assert "ward 7" not in after
+    assert "cuda" not in after
+    assert not any(at.coordinator.blobs.exists(digest) for digest in own)
+    numbers = ("index", "examples", "weight", "size_weight", "update", "status")
+    assert [[row[key] for key in numbers] for row in ledger(at, 1)] == [
+        [row[key] for key in numbers] for row in before
+    ]
+    assert [row["client"] for row in ledger(at, 1)] == ["erased-1", "north"]
+    assert at.run()["config"]["participants"]["trainers"] == ["erased-1", "north"]
+    (evaluation,) = at.admin.get("/runs/demo/evaluations").json()
+    assert (evaluation["client"], evaluation["accuracy"], evaluation["per_category"]) == ("erased-1", 0.5, {})
+    assert [(c["client"], c["revoked_at"] is None) for c in at.admin.get("/clients").json()] == [
+        ("erased-1", False),
+        ("north", True),
+    ]
+    assert south.http.get("/work").status_code == 401
+    assert verify(at.coordinator.store, at.coordinator.blobs).faults == ()
+    with pytest.raises(NotFound, match="update of erased-1 in round 1 of demo was erased"):
+        replay_round(at.coordinator.settings, "demo", 1)
+    page = at.admin.get(f"{at.url}/runs/demo").text
+    assert "erased-1" in page
+    assert NAME not in page
+    assert at.admin.post(f"/clients/{NAME}/erase").status_code == 404
+    assert at.site(NAME).name == NAME, "who comes back is somebody else"
+
+
+def test_an_update_that_is_being_counted_is_waited_for(at: Live) -> None:
+    south, north = train(at)
+    at.wait_for(lambda: at.run()["current_round"]["attempt"] == 2)
+    body = file_of(10.0)
+    assert south.upload("demo", 1, body, attempt=2).status_code == 200
+    answer = at.admin.post(f"/clients/{NAME}/erase").json()
+    assert answer == {"name": None, "waiting_for": ["demo, round 1"]}
+    assert south.http.get("/work").status_code == 401, "it is revoked at once"
+    at.coordinator.removal.erase_pending()
+    assert NAME in everything(at)
+    assert north.upload("demo", 1, file_of(14.0), attempt=2).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    make_old(at)
+    at.coordinator.removal.erase_pending()
+    assert NAME not in everything(at)
+    assert not at.coordinator.blobs.exists(sha256(body))
+    assert [row["client"] for row in ledger(at, 1)] == ["erased-1", "north"]
+
+
+def test_an_erasure_killed_after_its_note_is_ended_by_the_next_start(
+    database_url: str, tmp_path: Path
+) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        site = at.site(NAME)
+        token = site.http.headers["Authorization"].removeprefix("Bearer ")
+        Removals(at.coordinator.settings.data_folder / FILE).add_client(hash_token(token), "admin", utc_now())
+    with live(database_url, tmp_path / "data") as at:
+        assert [client["client"] for client in at.admin.get("/clients").json()] == ["erased-1"]
+        assert at.http(token).get("/work").status_code == 401
+        (event,) = [event for event in at.events(None) if event["kind"] == "client_erased"]
+        assert (event["client"], event["actor"]) == ("erased-1", "admin")
+
+
+def test_a_restored_backup_does_not_bring_it_back(database_url: str, tmp_path: Path) -> None:
+    settings = settings_for(database_url, tmp_path / "data")
+    with live(database_url, tmp_path / "data") as at:
+        south, north = train(at, rounds=1)
+        at.wait_for(lambda: at.run()["current_round"]["attempt"] == 2)
+        own = upload_round(1, 2, south, north)
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        back_up(settings, tmp_path / "backup")
+        assert at.admin.post(f"/clients/{NAME}/erase").json()["name"] == "erased-1"
+    engine = make_engine(database_url)
+    with engine.begin() as connection:  # as if it had been off for a while
+        connection.execute(metadata.tables["installation"].update().values(alive_at=None))
+    engine.dispose()
+    restore(settings, tmp_path / "backup", replace=True, with_deleted=True)
+    with live(database_url, tmp_path / "data") as at:
+        assert NAME not in everything(at)
+        make_old(at)
+        at.coordinator.runner.collect_unneeded()
+        assert not any(at.coordinator.blobs.exists(digest) for digest in own)
+
+
+def test_a_name_inside_other_words_is_left_alone(at: Live) -> None:
+    for name in ("site", "site-2", "site.b"):
+        at.site(name)
+    at.create("visit", min_clients=3)
+    at.admin.post(
+        "/runs/visit/stop", json={"reason": "site told us. Not site-2, not site.b, not onsite; site."}
+    )
+    with at.coordinator.store.engine.begin() as connection:
+        connection.execute(
+            metadata.tables["enrolments"].insert().values(
+                run="visit", client="site", role="trainer", status="left", index=None, examples=5, device="",
+                enrolled_at=utc_now(),
+            )
+        )  # fmt: skip
+    assert at.admin.post("/clients/site/erase").json()["name"] == "erased-1"
+    told = "erased-1 told us. Not site-2, not site.b, not onsite; erased-1."
+    assert at.run("visit")["reason"] == told
+    (event,) = [event for event in at.events("visit") if event["kind"] == "run_stopped"]
+    assert event["detail"]["reason"] == told
+    names = [client["client"] for client in at.admin.get("/clients").json()]
+    assert names == ["erased-1", "site-2", "site.b"]
