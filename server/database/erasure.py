@@ -177,7 +177,9 @@ def _rename_in_events(
     ]
     if changed:
         one = events.c.id == sa.bindparam("of_id", type_=sa.BigInteger)
-        columns = {key: sa.bindparam(f"new_{key}") for key in ("client", "actor", "detail")}
+        columns: dict[str, sa.BindParameter[Any]] = {
+            key: sa.bindparam(f"new_{key}") for key in ("client", "actor", "detail")
+        }
         columns["detail"] = sa.bindparam("new_detail", type_=events.c.detail.type)
         connection.execute(events.update().where(one).values(columns), changed)
 

@@ -193,7 +193,7 @@ def test_a_restored_backup_brings_a_deleted_run_back_only_if_asked(
     with engine.begin() as connection:  # as if it had been off for a while
         connection.execute(metadata.tables["installation"].update().values(alive_at=None))
     engine.dispose()
-    restore(settings, tmp_path / "backup", replace=True, with_deleted=with_deleted)
+    restore(settings, tmp_path / "backup", replace=True, later="none", with_deleted=with_deleted)
     with live(database_url, tmp_path / "data") as at:
         found = at.admin.get("/runs/demo")
         assert (found.status_code == 200) == with_deleted

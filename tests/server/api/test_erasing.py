@@ -163,7 +163,7 @@ def test_a_restored_backup_does_not_bring_it_back(database_url: str, tmp_path: P
     with engine.begin() as connection:  # as if it had been off for a while
         connection.execute(metadata.tables["installation"].update().values(alive_at=None))
     engine.dispose()
-    restore(settings, tmp_path / "backup", replace=True, with_deleted=True)
+    restore(settings, tmp_path / "backup", replace=True, later="none", with_deleted=True)
     with live(database_url, tmp_path / "data") as at:
         assert NAME not in everything(at)
         make_old(at)

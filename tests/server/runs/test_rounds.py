@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -95,7 +96,7 @@ def test_a_round_that_cannot_be_aggregated_is_drawn_anew_then_the_run_pauses(
             "parameters": {"server_learning_rate": 10.0},
         }  # ten times 3e38 is infinite
         believed = {"max_entry": 3.4e38, "max_norm": 1e40}
-        config = {"algorithm": algorithm, "weighting": {"kind": "sizes"}, **believed}
+        config: dict[str, Any] = {"algorithm": algorithm, "weighting": {"kind": "sizes"}, **believed}
         at.create(min_clients=1, rounds=1, max_attempts=2, **config)
         (site,) = enrolled(at, (10,))
         huge = file_of(3e38)
@@ -178,12 +179,12 @@ def test_unreferenced_files_are_collected_and_others_are_not(database_url: str, 
 def test_updates_that_are_no_longer_kept_go_soon_with_their_rows(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
         at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"}, keep_updates=0)
-        bodies = {site: file_of(10.0 + place) for place, site in enumerate(enrolled(at, (10, 10)))}
-        for site, body in bodies.items():
+        bodies = [file_of(10.0), file_of(11.0)]
+        for site, body in zip(enrolled(at, (10, 10)), bodies, strict=True):
             assert site.upload("demo", 1, body).status_code == 200
         at.wait_for(lambda: at.run()["status"] == "completed")
         store, blobs, runner = at.coordinator.store, at.coordinator.blobs, at.coordinator.runner
-        updates = {sha256(body) for body in bodies.values()}
+        updates = {sha256(body) for body in bodies}
         assert set(store.unneeded_blobs()) == updates
         assert runner.collect_unneeded() == 0, "put a moment ago"
         old = time.time() - 700
