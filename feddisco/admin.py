@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from feddisco.settings import ConsoleSettings
 from feddisco.settings import load as load_settings
 from shared.config import RunConfig, describe_faults
-from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration, NameTaken
+from shared.run_files import check_config, read_config
 from shared.schemas import (
     ApprovalRequest,
     ClientView,
@@ -37,6 +37,10 @@ from shared.schemas import (
     RunRequest,
     RunSummary,
     RunView,
+    UserRequest,
+    UserRole,
+    UserToken,
+    UserView,
 )
 from worker import answers
 from worker.answers import LONG_BYTES, UnexpectedAnswer
@@ -55,9 +59,11 @@ __all__ = [
     "make_changes",
     "make_invitation",
     "make_run_request",
+    "make_user_request",
 ]
 
 ROUNDS_BYTES = 2**28
+AUDIT_ENTRIES = 1000
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _ROUNDS = TypeAdapter(list[RoundView])
@@ -66,6 +72,7 @@ _CLIENTS = TypeAdapter(list[ClientView])
 _DELETIONS = TypeAdapter(list[Deletion])
 _EVALUATIONS = TypeAdapter(list[EvaluationView])
 _JOIN_TOKENS = TypeAdapter(list[JoinTokenView])
+_USERS = TypeAdapter(list[UserView])
 
 
 class AdminClient(CoordinatorClient):
@@ -151,6 +158,30 @@ class AdminClient(CoordinatorClient):
     def revoke_join_token(self, token: int) -> None:
         self._call("DELETE", f"/join-tokens/{token}")
 
+    def add_user(self, request: UserRequest) -> UserToken:
+        return self._json(UserToken, "POST", "/users", body=request)
+
+    def renew_user(self, name: str) -> UserToken:
+        return self._json(UserToken, "POST", f"/users/{name}/token")
+
+    def users(self) -> list[UserView]:
+        return answers.parse(_USERS, self._call("GET", "/users", longest=LONG_BYTES), "a list of users")
+
+    def revoke_user(self, name: str) -> None:
+        self._call("DELETE", f"/users/{name}")
+
+    def audit_entries(self, after: int = 0) -> Iterator[str]:
+        """Lines of JSON, oldest first, byte for byte as they were hashed."""
+        while True:
+            params = {"after": after, "limit": AUDIT_ENTRIES}
+            lines = (
+                self._call("GET", "/audit", params=params, longest=ROUNDS_BYTES).content.decode().splitlines()
+            )
+            yield from lines
+            if len(lines) < AUDIT_ENTRIES:
+                return
+            after += len(lines)
+
     def put_blob(self, path: Path, digest: str) -> None:
         """Upload initial weights, streamed."""
         self._send_file("PUT", f"/blobs/{digest}", path, digest)
@@ -172,7 +203,7 @@ class Client(AdminClient):
         insecure: bool = False,
     ) -> None:
         settings = load_settings({"url": url, "ca_file": ca_file})
-        known, verify = token or settings.token(), settings.load_trust()
+        known, verify = token or settings.find_token(), settings.load_trust()
         super().__init__(settings.address, token=known, verify=verify, insecure=insecure)
 
 
@@ -181,7 +212,9 @@ def connect(settings: ConsoleSettings) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
     url, verify = settings.address, settings.load_trust()
     try:
-        with AdminClient(url, token=settings.token(), verify=verify, insecure=settings.insecure) as client:
+        with AdminClient(
+            url, token=settings.find_token(), verify=verify, insecure=settings.insecure
+        ) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise InvalidConfiguration(
@@ -198,22 +231,12 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
     """
     path = DEMO if source == "demo" else Path(source)
     try:
-        document = parse_yaml(path.read_text(encoding="utf-8"), f"The configuration {path}")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidConfiguration(f"The configuration {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise InvalidConfiguration(f"The configuration {path} is not YAML: {error}") from None
-    if not isinstance(document, dict):
-        raise InvalidConfiguration(f"The configuration {path} is not a mapping of fields to values.")
-    return check_config(document | changes, f"The configuration {path}")
-
-
-def check_config(document: dict[str, Any], where: str) -> RunConfig:
-    """The configuration in a mapping; InvalidConfiguration names each field and the value received."""
-    try:
-        return RunConfig.model_validate(document)
-    except ValidationError as error:
-        raise InvalidConfiguration(f"{where} is not valid: {describe_faults(error)}.") from None
+    return read_config(text, f"The configuration {path}", **changes)
 
 
 def create_run(
@@ -305,6 +328,14 @@ def make_invitation(
         )
     except ValidationError as error:
         raise InvalidConfiguration(f"The join code cannot be made: {describe_faults(error)}.") from None
+
+
+def make_user_request(name: str, role: UserRole, runs: Sequence[str]) -> UserRequest:
+    """``runs``: the only ones that the token is for; none: all."""
+    try:
+        return UserRequest(name=name, role=role, runs=tuple(runs) or None)
+    except ValidationError as error:
+        raise InvalidConfiguration(f"The token cannot be made: {describe_faults(error)}.") from None
 
 
 def list_waiting(client: AdminClient, run: str) -> list[EnrolmentView]:

@@ -251,6 +251,10 @@ def restore(
                 Removals(settings.data_folder / REMOVALS_FILE).forget_runs()
             if later == "all":
                 _revoke_all(settings.data_folder, store)
+            store.end_all_sessions()  # which of them were ended since is not known
+            store.add_audit_entry(
+                "restored", actor="restore", now=utc_now(), detail={"snapshot": snapshot.folder.name}
+            )
         replace_file(blobs.folder / MARK, f"{manifest['database_id']}\n".encode())
     said = f"Restored {snapshot.folder.name}: {copied} files copied, {len(lost)} missing."
     return said + " Start the coordinator, then check with `feddisco verify`."

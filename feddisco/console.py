@@ -24,6 +24,7 @@ from shared.schemas import (
     RunStatus,
     RunSummary,
     RunView,
+    UserView,
 )
 from shared.texts import escape_controls
 
@@ -37,6 +38,7 @@ __all__ = [
     "print_ledger",
     "print_run",
     "print_runs",
+    "print_users",
     "print_waiting",
     "say",
 ]
@@ -116,6 +118,22 @@ def print_clients(clients: Sequence[ClientView]) -> None:
     )
     columns = ("client", "token", "registered (UTC)", "last seen (UTC)", "version", "group", "role")
     _print_table("Clients", *columns, rows=rows)
+
+
+def print_users(users: Sequence[UserView]) -> None:
+    rows = (
+        (
+            u.name,
+            u.role.value,
+            "all" if u.runs is None else ", ".join(u.runs),
+            "revoked" if u.revoked_at else "valid",
+            _format_time(u.created_at),
+            _format_time(u.renewed_at or u.created_at),
+        )
+        for u in users
+    )
+    columns = ("user", "role", "runs", "token", "added (UTC)", "token of (UTC)")
+    _print_table("Users", *columns, rows=rows)
 
 
 def describe_join_token(token: JoinToken) -> str:

@@ -20,7 +20,7 @@ from feddisco.settings import CONNECTION, ConsoleSettings
 from feddisco.settings import load as load_console_settings
 from server.settings import Settings, unknown_variables
 from shared.problems import InvalidConfiguration, Problem
-from shared.schemas import JOIN_TOKEN_SECONDS, Role
+from shared.schemas import JOIN_TOKEN_SECONDS, Role, UserRole
 from shared.texts import escape_controls
 from worker.settings import WorkerSettings
 from worker.settings import load as load_worker_settings
@@ -43,6 +43,12 @@ app.add_typer(server_app, name="server")
 app.add_typer(worker_app, name="worker")
 app.add_typer(run_app, name="run")
 app.add_typer(clients_app, name="clients")
+users_app = typer.Typer(help="Tokens for people: add, list, renew, revoke (admin).", no_args_is_help=True)
+app.add_typer(users_app, name="users")
+audit_app = typer.Typer(
+    help="The audit log: who did what, and who read what of a client.", no_args_is_help=True
+)
+app.add_typer(audit_app, name="audit")
 
 Address = Annotated[
     str | None,
@@ -766,6 +772,109 @@ def clients_erase(client_id: str, yes: Yes = False, **flags: Any) -> None:
                 f"Erase {client_id} for good? Its numbers stay in the ledgers, under a name of no meaning."
             )
         _echo(describe_erasure(client_id, client.erase(client_id)))
+
+
+# ---------------------------------------------------------------- people
+
+
+@users_app.command("add")
+@calls_coordinator
+def users_add(
+    name: Annotated[str, typer.Argument(help="The person's name, as the logs will have it.")],
+    role: Annotated[
+        UserRole,
+        typer.Option(help="viewer reads, operator creates and controls runs and invites, admin does all."),
+    ] = UserRole.VIEWER,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", help="The only run that it is for; may be given several times. [default: all]"),
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Make a token for a person; it is shown only once. Pages and commands take it."""
+    from feddisco.admin import connect, make_user_request
+
+    with connect(load_console_settings(flags)) as client:
+        made = client.add_user(make_user_request(name, role, run or ()))
+        _echo(made.token)
+        runs = "all runs" if made.runs is None else ", ".join(made.runs)
+        _echo(
+            f"{made.name} is {made.role.value} for {runs}. To be set as FEDDISCO_TOKEN, or given to the "
+            "sign-in of the pages.",
+            err=True,
+        )
+
+
+@users_app.command("list")
+@calls_coordinator
+def users_list(**flags: Any) -> None:
+    """List the people who have or had a token."""
+    from feddisco.admin import connect
+    from feddisco.console import print_users
+
+    with connect(load_console_settings(flags)) as client:
+        print_users(client.users())
+
+
+@users_app.command("renew")
+@calls_coordinator
+def users_renew(name: str, **flags: Any) -> None:
+    """Replace a person's token, shown only once. The one before ends at once."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        _echo(client.renew_user(name).token)
+
+
+@users_app.command("revoke")
+@calls_coordinator
+def users_revoke(name: str, **flags: Any) -> None:
+    """Revoke a person's token. Sessions and open streams end at once."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        client.revoke_user(name)
+        _echo(f"{name} is revoked.")
+
+
+@audit_app.command("export")
+@calls_coordinator
+def audit_export(
+    out: Annotated[Path | None, typer.Option(help="File to write. Without it, the terminal.")] = None,
+    after: Annotated[int, typer.Option(min=0, help="Only entries with a larger number.")] = 0,
+    **flags: Any,
+) -> None:
+    """Write the audit log as JSON lines, oldest first; each line holds the SHA-256 of the one before."""
+    from feddisco.admin import connect
+    from feddisco.audit import export_audit_log
+
+    with connect(load_console_settings(flags)) as client:
+        said = export_audit_log(client, out, after, typer.echo)
+    _echo(said, err=True)
+
+
+@audit_app.command("verify")
+@add_flags(Settings, "data_folder", "database_url")
+def audit_verify(
+    file: Annotated[
+        Path | None, typer.Argument(help="An exported file. Without it, the database itself.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="SHA-256 of an entry, noted elsewhere: it must be among them.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Check that no entry was changed, removed or added in the audit log. The coordinator may run.
+
+    The exit code is 0 if all is well, 1 if anything is wrong.
+    """
+    from feddisco.audit import verify_audit_database, verify_audit_file
+
+    settings = _coordinator_settings(flags)
+    faults, said = verify_audit_file(file, head) if file else verify_audit_database(settings, head)
+    for line in (*faults, said):
+        _echo(line)
+    raise typer.Exit(1 if faults else 0)
 
 
 @app.command()

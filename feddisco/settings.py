@@ -35,11 +35,14 @@ class ConsoleSettings(BaseSettings):
     url: str | None = Field(
         None, description="Address of the coordinator. Without it, port 8000 of this machine."
     )
+    token: SecretStr | None = Field(
+        None, description="Your own token, from `feddisco users add`; goes before the admin token."
+    )
     admin_token: SecretStr | None = Field(None, description="The coordinator's admin token.")
     admin_token_file: Path | None = Field(
         None,
-        description="File with the admin token. Without it, FEDDISCO_ADMIN_TOKEN, or that in the data folder "
-        "of a coordinator on this machine.",
+        description="File with the admin token, or your own. Without it, FEDDISCO_TOKEN, "
+        "FEDDISCO_ADMIN_TOKEN, or the token in the data folder of a coordinator on this machine.",
     )
     data_folder: Path = Field(
         Path("feddisco-data"), description="Data folder of a coordinator on this machine; holds its token."
@@ -82,17 +85,18 @@ class ConsoleSettings(BaseSettings):
         except (OSError, ValueError):
             return None
 
-    def token(self) -> str:
+    def find_token(self) -> str:
         """From the file, the environment, or the data folder of a coordinator on this machine."""
-        if self.admin_token_file is None and self.admin_token is not None:
-            return self.admin_token.get_secret_value()
+        given = self.token or self.admin_token
+        if self.admin_token_file is None and given is not None:
+            return given.get_secret_value()
         path = self.admin_token_file or self.data_folder / "admin-token"
         try:
             return path.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise MissingToken(
                 f"No admin token: {path} cannot be read ({error.strerror}).",
-                hint="Give --admin-token-file or set FEDDISCO_ADMIN_TOKEN; "
+                hint="Set FEDDISCO_TOKEN or FEDDISCO_ADMIN_TOKEN, or give --admin-token-file; "
                 "the coordinator keeps its token in the file admin-token of its data folder.",
             ) from None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from server.blobs import BlobStore
@@ -14,26 +15,39 @@ from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
 from shared.problems import SchemaOutdated, StorageUnavailable
 
-__all__ = ["print_report", "verify_storage"]
+__all__ = ["open_store", "print_report", "verify_storage"]
 
 
-def verify_storage(settings: Settings) -> Report:
-    """Reads, and writes nothing. Raises StorageUnavailable if there is no such database."""
+@contextmanager
+def open_store(settings: Settings) -> Iterator[Store]:
+    """The database at the present schema, to be read. Raises StorageUnavailable if there is none."""
+    _check_exists(settings)
+    engine = make_engine(settings.database)
+    try:
+        check_current(engine)
+        yield Store(engine)
+    finally:
+        engine.dispose()
+
+
+def _check_exists(settings: Settings) -> None:
     path = sqlite_file(settings.database)
     if path is not None and not path.exists():
         raise StorageUnavailable(
             f"there is no database {path}", hint="Choose the coordinator's --data-folder or --database-url."
         )
-    engine = make_engine(settings.database)
+
+
+def verify_storage(settings: Settings) -> Report:
+    """Reads, and writes nothing. Raises StorageUnavailable if there is no such database."""
+    _check_exists(settings)
     try:
-        check_current(engine)
-        return verify(Store(engine), BlobStore(settings.data_folder / "blobs", create=False))
+        with open_store(settings) as store:
+            return verify(store, BlobStore(settings.data_folder / "blobs", create=False))
     except SchemaOutdated:
         raise
     except StorageUnavailable as unreadable:
         return Report(0, 0, 0, 0, (Fault("database", "", unreadable.detail),))
-    finally:
-        engine.dispose()
 
 
 def print_report(report: Report, as_json: bool, say: Callable[[str], None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from server.api import api_routers, operations
 from server.api.dependencies import Viewer
 from server.api.documents import REFUSALS
+from server.background import repeat
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.certificates import find_entrance
@@ -21,7 +23,10 @@ from server.database.session import make_engine
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
+from server.pages.actions import Actions
 from server.pages.assets import Assets
+from server.pages.clients_page import Invitations
+from server.pages.create_page import Creation
 from server.removals import FILE as REMOVALS
 from server.removals import Removals
 from server.revocations import FILE as REVOCATIONS
@@ -32,6 +37,7 @@ from server.runs.control import Control
 from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
+from server.runs.people import People
 from server.runs.presence import Presence
 from server.runs.removal import Removal
 from server.runs.runner import ACTOR, Runner
@@ -46,8 +52,19 @@ from server.web import errors
 from server.web.admission import Admission, Gate
 from server.web.calls import Call
 from server.web.middleware import HeadAsGet, SecurityHeaders
+from server.web.open_calls import OpenCalls, Revocable
 from server.web.protocol import Connections
-from server.web.security import Guard, KnownClient, hash_token, load_admin_token, load_viewer_token
+from server.web.read_notes import Note, ReadNotes
+from server.web.security import (
+    Guard,
+    KnownClient,
+    Owner,
+    hash_token,
+    load_admin_token,
+    load_viewer_token,
+    make_key,
+    make_person,
+)
 from server.web.sessions import Sessions
 from shared.problems import MissingToken, Problem, Unauthorised
 from shared.schemas import EventView
@@ -58,6 +75,9 @@ __all__ = ["create_app", "make_coordinator", "prepare"]
 THREADS_SQLITE = 4
 """SQLite runs in this process: more threads only contend for its lock (12 take a third more CPU)."""
 THREADS_POSTGRES = 12
+REVOCATIONS_SECONDS = 1.0
+REVOCATIONS_OVERLAP = dt.timedelta(seconds=5)
+"""A revocation is visible a little after the time that it bears."""
 
 
 def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordinator:
@@ -97,9 +117,31 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         lambda: len(space.find_warnings()),
     )
 
-    async def find(token_hash: str) -> KnownClient | None:
+    async def find(token_hash: str) -> Owner | None:
         row = await threads.run(store.client_by_token_hash, token_hash)
-        return None if row is None else KnownClient(row.client, row.revoked_at is not None)
+        if row is not None:
+            return KnownClient(row.client, row.revoked_at is not None)
+        user = await threads.run(store.user_by_token_hash, token_hash)
+        return None if user is None else make_person(user.user)
+
+    async def find_session(session_hash: str) -> str | None:
+        return await threads.run(store.token_of_session, session_hash, clock())
+
+    async def keep_session(session_hash: str, token_hash: str, ends_at: dt.datetime, actor: str) -> None:
+        await threads.run(store.start_session, session_hash, token_hash, ends_at, actor, clock())
+
+    async def write_note(note: Note) -> None:
+        add = partial(
+            store.add_audit_entry,
+            note.action,
+            actor=note.actor,
+            now=clock(),
+            run=note.run,
+            client=note.client,
+            detail=note.detail,
+            durable=False,
+        )
+        await threads.run(add)
 
     async def is_join_code(token_hash: str) -> bool:
         return await threads.run(store.is_join_token, token_hash)
@@ -110,6 +152,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         viewer=load_viewer_token(settings),
         reading=settings.reading,
         find=find,
+        find_session=find_session,
         is_join_code=is_join_code,
     )
     telemetry.watch(
@@ -141,13 +184,16 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         guard=guard,
         gate=gate,
         connections=connections,
-        sessions=Sessions(admin_token, clock),
+        sessions=Sessions(admin_token, clock, keep_session),
+        open_calls=OpenCalls(),
+        read_notes=ReadNotes(write_note),
         telemetry=telemetry,
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),
         removal=Removal(store, runner, enrolments, Removals(settings.data_folder / REMOVALS), clock),
         enrolments=enrolments,
+        people=People(store, enrolments.revocations, clock),
         assignments=Assignments(store, runner, clock),
         scrub=Scrub(
             store=store,
@@ -199,10 +245,22 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     app.state.coordinator = coordinator
     count = coordinator.telemetry.count_problem
-    sign_in = SignIn(coordinator.sessions, coordinator.guard.check_viewer_token, count, coordinator.clock)
+
+    async def end_session(session_hash: str, actor: str) -> None:
+        await coordinator.threads.run(coordinator.store.end_session, session_hash, actor, coordinator.clock())
+        coordinator.end_access(make_key("session", session_hash))
+
+    sign_in = SignIn(
+        sessions=coordinator.sessions,
+        guard=coordinator.guard,
+        end_session=end_session,
+        count=count,
+        clock=coordinator.clock,
+    )
     respond = errors.make_responder(count, partial(_render_page, sign_in))
     errors.install(app, respond)
     stall_seconds = coordinator.settings.stall_seconds
+    app.add_middleware(Revocable, calls=coordinator.open_calls, respond=respond)
     app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeadAsGet)
@@ -214,6 +272,8 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         coordinator.store, coordinator.clock, coordinator.sessions, coordinator.space.find_warnings
     )
     app.include_router(pages, dependencies=[Viewer])
+    for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator)):
+        app.include_router(forms.router(), dependencies=[Viewer])
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app
 
@@ -256,6 +316,20 @@ def prepare(coordinator: Coordinator) -> None:
     coordinator.removal.apply()
 
 
+async def _follow_revocations(coordinator: Coordinator) -> None:
+    """What another coordinator has revoked ends here as well, within a second or two."""
+    since = coordinator.clock() - REVOCATIONS_OVERLAP
+
+    async def look() -> None:
+        nonlocal since
+        now = coordinator.clock()
+        for kind, name in await coordinator.threads.run(coordinator.store.revoked_since, since):
+            coordinator.end_access(make_key(kind, name))
+        since = now - REVOCATIONS_OVERLAP
+
+    await repeat(REVOCATIONS_SECONDS, look, "cannot look for revocations now")
+
+
 @asynccontextmanager
 async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     """Tasks that live as long as the application; cancelled at its end."""
@@ -272,6 +346,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
         relay = PostgresRelay(coordinator.settings.database, coordinator.hub)
         coordinator.hub.relay = relay
         background.start("relay", relay.run())
+        background.start("revocations", _follow_revocations(coordinator))
     runner.warm_up()
     try:
         yield

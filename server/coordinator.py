@@ -18,6 +18,7 @@ from server.runs.control import Control
 from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
+from server.runs.people import People
 from server.runs.presence import Presence
 from server.runs.removal import Removal
 from server.runs.runner import Runner
@@ -30,7 +31,9 @@ from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
 from server.web.admission import Gate
 from server.web.grants import DownloadGrants
+from server.web.open_calls import OpenCalls
 from server.web.protocol import Connections
+from server.web.read_notes import ReadNotes
 from server.web.security import Guard
 from server.web.sessions import Sessions
 
@@ -59,6 +62,7 @@ class Coordinator:
     control: Control
     removal: Removal
     enrolments: Enrolments
+    people: People
     assignments: Assignments
     layouts: RunLayouts
     scrub: Scrub
@@ -66,6 +70,8 @@ class Coordinator:
     # who asks, who waits, what is counted
     guard: Guard
     sessions: Sessions
+    open_calls: OpenCalls
+    read_notes: ReadNotes
     gate: Gate
     connections: Connections
     grants: DownloadGrants = field(default_factory=DownloadGrants)
@@ -73,6 +79,14 @@ class Coordinator:
     hub: Hub
     feeds: Feeds
     telemetry: Telemetry
+
+    def end_access(self, key: str) -> None:
+        """A client, user or session (``make_key``) is not accepted any more: what is open by it ends.
+
+        On the event loop.
+        """
+        self.guard.forget(key)
+        self.open_calls.end(key)
 
     def close(self) -> None:
         """Let threads finish; nothing is half done afterwards."""

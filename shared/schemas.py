@@ -61,6 +61,18 @@ class Role(StrEnum):
     EVALUATOR = "evaluator"
 
 
+class UserRole(StrEnum):
+    """What a person's token is for; each may what those before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def includes(self, other: UserRole) -> bool:
+        order = list(UserRole)
+        return order.index(self) >= order.index(other)
+
+
 class RunStatus(StrEnum):
     ENROLLING = "enrolling"
     RUNNING = "running"
@@ -250,6 +262,40 @@ class JoinTokenView(View):
     role: Role | None = None
     group: str | None = None
     name: str | None = None
+
+
+class UserRequest(Body):
+    """A token for a person."""
+
+    name: Slug
+    role: UserRole
+    runs: tuple[Slug, ...] | None = Field(
+        None, min_length=1, max_length=1000, description="the only runs that it is for; null: all"
+    )
+
+    @model_validator(mode="after")
+    def _admins_for_all(self) -> Self:
+        if self.role is UserRole.ADMIN and self.runs is not None:
+            raise PydanticCustomError("runs", "an admin is one for all runs")
+        return self
+
+
+class UserView(View):
+    name: str
+    role: UserRole
+    runs: tuple[str, ...] | None
+    created_at: dt.datetime
+    renewed_at: dt.datetime | None
+    revoked_at: dt.datetime | None
+
+
+class UserToken(View):
+    """The token is shown this once."""
+
+    name: str
+    role: UserRole
+    runs: tuple[str, ...] | None
+    token: str
 
 
 # ---------------------------------------------------------------- runs

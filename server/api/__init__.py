@@ -5,7 +5,7 @@ from fastapi import APIRouter
 
 def api_routers() -> tuple[APIRouter, ...]:
     """Every router below ``/api/v1``, in the order of the documentation."""
-    from server.api import blobs, clients, enrolments, events, progress, runs, updates, work
+    from server.api import audit, blobs, clients, enrolments, events, progress, runs, updates, users, work
 
-    modules = (clients, runs, enrolments, work, progress, updates, blobs, events)
+    modules = (clients, users, runs, enrolments, work, progress, updates, blobs, events, audit)
     return tuple(module.router for module in modules)

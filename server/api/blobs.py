@@ -10,13 +10,16 @@ from typing import Any, BinaryIO
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from server.api.dependencies import Admin, ClientOrAdmin, Coordinator
+from server.api.dependencies import Anyone, Coordinator, Operator
 from server.api.documents import DigestInPath
 from server.api.uploads import UPLOAD_BODY, read_announced_bytes, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
 from server.web.ranges import choose_range
+from server.web.read_notes import Note
+from server.web.security import KnownClient, Person, check_right
 from shared.problems import DigestMismatch, Forbidden, StorageUnavailable
+from shared.schemas import UserRole
 from shared.wire.digests import format_content_digest
 
 router = APIRouter(tags=["blobs"])
@@ -35,9 +38,13 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 @router.get("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
 @router.head("/blobs/{sha256}", responses=RESPONSES, response_class=Response)
 async def download(
-    sha256: DigestInPath, request: Request, coordinator: Coordinator, client: ClientOrAdmin
+    sha256: DigestInPath, request: Request, coordinator: Coordinator, owner: Anyone
 ) -> Response:
-    """A model or server state of a run in which the client is enrolled. Takes Range and If-None-Match."""
+    """A model or server state of a run in which the client is enrolled; for an operator of all runs, any
+    file. Takes Range and If-None-Match."""
+    client = owner.client if isinstance(owner, KnownClient) else None
+    if isinstance(owner, Person):
+        await _check_person(coordinator, owner, sha256)
     headers = {
         "ETag": f'"{sha256}"',
         "Cache-Control": "private, max-age=31536000, immutable",
@@ -58,6 +65,21 @@ async def download(
             return Response(blob[start:stop], status, headers, MEDIA_TYPE)
         unless_streamed.pop_all()
     return StreamingResponse(_read_pieces(coordinator, blob, start, stop), status, headers, MEDIA_TYPE)
+
+
+async def _check_person(coordinator: Coordinator, person: Person, digest: str) -> None:
+    """An operator of some runs gets their models; what any operator gets is noted, and whose it is."""
+    threads, store = coordinator.threads, coordinator.store
+    if not person.may(UserRole.OPERATOR, None):
+        runs = person.runs or frozenset()
+        if not person.role.includes(UserRole.OPERATOR) or not await threads.run(
+            store.is_model_of, runs, digest
+        ):
+            check_right(person, UserRole.OPERATOR, None)
+    of = await threads.run(store.client_of_update, digest)
+    run, client = of if of is not None else (None, None)
+    note = Note("read", person.actor, "/api/v1/blobs/{sha256}", run, client, (("digest", digest),))
+    await coordinator.read_notes.add(note)
 
 
 def _describe(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:
@@ -129,7 +151,7 @@ async def _read_pieces(
 
 
 @router.put("/blobs/{sha256}", status_code=204, openapi_extra=UPLOAD_BODY)
-async def upload(sha256: DigestInPath, request: Request, coordinator: Coordinator, _admin: Admin) -> None:
+async def upload(sha256: DigestInPath, request: Request, coordinator: Coordinator, _actor: Operator) -> None:
     """Upload initial weights, to be named in ``POST /runs``. Unused, they are deleted after a day."""
     digest = read_announced_digest(request)
     if digest != sha256:

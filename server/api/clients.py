@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from server.api.dependencies import Admin, Coordinator
+from server.api.dependencies import Admin, Coordinator, Operator
 from server.api.documents import ClientId
 from server.database.join_tokens import ClientGrant
 from server.runs.enrolment import check_protocol
-from server.web.security import hash_token, make_token, read_bearer
+from server.web.security import hash_token, make_key, make_token, read_bearer
 from shared.schemas import (
     ClientView,
     Credential,
@@ -50,16 +50,16 @@ async def register(body: Registration, coordinator: Coordinator, request: Reques
 
 
 @router.get("/clients")
-async def list_clients(coordinator: Coordinator, _admin: Admin) -> list[ClientView]:
+async def list_clients(coordinator: Coordinator, _actor: Operator) -> list[ClientView]:
     """All clients, including revoked ones."""
     return list(await coordinator.threads.run(coordinator.store.clients))
 
 
 @router.delete("/clients/{client}", status_code=204)
-async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> None:
+async def revoke(client: ClientId, coordinator: Coordinator, actor: Operator) -> None:
     """Revoke a client's token. It leaves every run; updates that were accepted stay in their rounds."""
-    await coordinator.threads.run(coordinator.enrolments.revoke, client, admin)
-    coordinator.guard.forget(client)
+    await coordinator.threads.run(coordinator.enrolments.revoke, client, actor)
+    coordinator.end_access(make_key("client", client))
     coordinator.hub.wake([client])
     coordinator.hub.announce(None)
 
@@ -67,16 +67,15 @@ async def revoke(client: ClientId, coordinator: Coordinator, admin: Admin) -> No
 @router.post("/clients/{client}/erase")
 async def erase(client: ClientId, coordinator: Coordinator, admin: Admin) -> Erasure:
     """Erase a client that withdraws: token, name, words, files. Its numbers in ledgers stay, nameless."""
-    coordinator.guard.forget(client)
     erasure = await coordinator.threads.run_long(coordinator.removal.erase, client, admin)
-    coordinator.guard.forget(client)
+    coordinator.end_access(make_key("client", client))
     coordinator.hub.wake([client])
     coordinator.hub.announce(None)
     return erasure
 
 
 @router.post("/join-tokens", status_code=201)
-async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, admin: Admin) -> JoinToken:
+async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, actor: Operator) -> JoinToken:
     """Create a join token. It is in the answer, and never shown again.
 
     Address and fingerprint are what a join code holds beside it.
@@ -86,7 +85,7 @@ async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, ad
     grant = ClientGrant(body.role, body.group, body.name)
     add = coordinator.store.add_join_token
     made = await coordinator.threads.run(
-        add, hash_token(token), body.uses, expires_at, now, actor=admin, grant=grant
+        add, hash_token(token), body.uses, expires_at, now, actor=actor, grant=grant
     )
     entrance = coordinator.entrance
     return JoinToken(
@@ -100,13 +99,13 @@ async def create_join_token(body: JoinTokenRequest, coordinator: Coordinator, ad
 
 
 @router.get("/join-tokens")
-async def list_join_tokens(coordinator: Coordinator, _admin: Admin) -> list[JoinTokenView]:
+async def list_join_tokens(coordinator: Coordinator, _actor: Operator) -> list[JoinTokenView]:
     """All join tokens, without the tokens themselves."""
     rows = await coordinator.threads.run(coordinator.store.join_tokens)
     return [JoinTokenView.model_validate(row, from_attributes=True) for row in rows]
 
 
 @router.delete("/join-tokens/{token}", status_code=204)
-async def revoke_join_token(token: TokenId, coordinator: Coordinator, admin: Admin) -> None:
+async def revoke_join_token(token: TokenId, coordinator: Coordinator, actor: Operator) -> None:
     """Revoke a join token. Clients that joined with it stay."""
-    await coordinator.threads.run(coordinator.enrolments.revoke_join_token, token, admin)
+    await coordinator.threads.run(coordinator.enrolments.revoke_join_token, token, actor)

@@ -11,9 +11,33 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from server.coordinator import Coordinator as Parts
-from server.web.security import Asking, is_local, read_bearer
+from server.web.open_calls import own_call
+from server.web.read_notes import describe_read, describe_refusal
+from server.web.security import (
+    Asking,
+    KnownClient,
+    Owner,
+    Person,
+    Visit,
+    check_right,
+    is_local,
+    make_key,
+    read_bearer,
+)
+from shared.problems import Forbidden
+from shared.schemas import UserRole
 
-__all__ = ["Admin", "Client", "ClientOrAdmin", "Coordinator", "Reader", "Viewer"]
+__all__ = [
+    "Admin",
+    "Anyone",
+    "Client",
+    "Coordinator",
+    "Operator",
+    "ReadRuns",
+    "Reader",
+    "Viewer",
+    "ViewerOfAll",
+]
 
 
 async def _get_coordinator(request: Request) -> Parts:
@@ -30,27 +54,47 @@ def _scheme(name: str, description: str) -> Any:
 
 
 _CLIENT = _scheme("client", "the token that a client got when it registered")
-_ADMIN = _scheme("admin", "the operator's token")
-_VIEWER = _scheme("viewer", "the viewer token; needed unless reading is open")
+_ADMIN = _scheme("admin", "the admin token, or that of a person whose role is admin")
+_OPERATOR = _scheme("operator", "the token of a person whose role is operator, or an admin's")
+_VIEWER = _scheme("viewer", "the token of any person, or the viewer token; needed unless reading is open")
+
+
+async def _require_role(coordinator: Parts, request: Request, role: UserRole) -> str:
+    """The actor, if it has the role on the run of the address, or on all where there is none."""
+    run = request.path_params.get("run")
+    owner = await coordinator.guard.identify(read_bearer(request.headers.get("authorization")))
+    try:
+        return check_right(owner, role, run).actor
+    except Forbidden:
+        await coordinator.read_notes.add(describe_refusal(owner, request))
+        raise
 
 
 async def _require_admin(coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _ADMIN]) -> str:
-    return await coordinator.guard.require_admin(read_bearer(request.headers.get("authorization")))
+    return await _require_role(coordinator, request, UserRole.ADMIN)
+
+
+async def _require_operator(
+    coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _OPERATOR]
+) -> str:
+    return await _require_role(coordinator, request, UserRole.OPERATOR)
 
 
 async def _require_client(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _CLIENT]
 ) -> str:
-    return await coordinator.guard.require_client(read_bearer(request.headers.get("authorization")))
+    client = await coordinator.guard.require_client(read_bearer(request.headers.get("authorization")))
+    own_call(coordinator.open_calls, request.scope, [make_key("client", client)])
+    return client
 
 
-async def _require_client_or_admin(
+async def _identify(
     coordinator: Coordinator,
     request: Request,
     _client: Annotated[Any, _CLIENT],
-    _admin: Annotated[Any, _ADMIN],
-) -> str | None:
-    return await coordinator.guard.require_client_or_admin(read_bearer(request.headers.get("authorization")))
+    _operator: Annotated[Any, _OPERATOR],
+) -> Owner:
+    return await coordinator.guard.identify(read_bearer(request.headers.get("authorization")))
 
 
 def _describe_asking(coordinator: Parts, request: Request) -> Asking:
@@ -61,28 +105,69 @@ def _describe_asking(coordinator: Parts, request: Request) -> Asking:
     )
 
 
+async def _admit_reader(coordinator: Parts, request: Request, owner: Owner, asking: Asking) -> Owner:
+    """Forbidden for a person who reads other runs only. What is read is noted, of this run or of all."""
+    sessions = [make_key("session", asking.session)] if asking.session else []
+    own_call(coordinator.open_calls, request.scope, [owner.key, *sessions])
+    if isinstance(owner, Person):
+        run = request.path_params.get("run")
+        if run is not None and not owner.reads(run):
+            await coordinator.read_notes.add(describe_refusal(owner, request))
+            raise Forbidden(
+                f"{owner.actor} may not read run {run[:63]!r}", hint="Ask an admin for the right."
+            )
+        if (note := describe_read(owner, request)) is not None:
+            await coordinator.read_notes.add(note)
+    return owner
+
+
 async def _require_reader(
     coordinator: Coordinator,
     request: Request,
     _client: Annotated[Any, _CLIENT],
     _viewer: Annotated[Any, _VIEWER],
-) -> str | None:
-    return await coordinator.guard.require_reader(_describe_asking(coordinator, request))
+) -> Owner:
+    asking = _describe_asking(coordinator, request)
+    owner = await coordinator.guard.require_reader(asking)
+    return await _admit_reader(coordinator, request, owner, asking)
+
+
+async def _find_reading_client(owner: Annotated[Owner, Depends(_require_reader)]) -> str | None:
+    return owner.client if isinstance(owner, KnownClient) else None
+
+
+async def _find_scope(owner: Annotated[Owner, Depends(_require_reader)]) -> frozenset[str] | None:
+    return owner.runs if isinstance(owner, Person) else None
 
 
 async def _require_viewer(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
-) -> None:
-    await coordinator.guard.require_viewer(_describe_asking(coordinator, request))
+) -> Person:
+    asking = _describe_asking(coordinator, request)
+    person = await coordinator.guard.require_viewer(asking)
+    await _admit_reader(coordinator, request, person, asking)
+    is_signed_in = await coordinator.guard.find_session_owner(asking.session) is not None
+    request.state.visit = Visit(person, asking.session if is_signed_in else None)
+    return person
+
+
+async def _require_viewer_of_all(person: Annotated[Person, Depends(_require_viewer)]) -> None:
+    check_right(person, UserRole.VIEWER, None)
 
 
 Admin = Annotated[str, Depends(_require_admin)]
-"""The actor "admin"."""
+"""The actor, whose role is admin."""
+Operator = Annotated[str, Depends(_require_operator)]
+"""The actor, who is operator of the run in the address, or of all where there is none."""
 Client = Annotated[str, Depends(_require_client)]
 """The id of the client whose token came."""
-ClientOrAdmin = Annotated[str | None, Depends(_require_client_or_admin)]
-"""The client's id, None for the admin."""
-Reader = Annotated[str | None, Depends(_require_reader)]
+Anyone = Annotated[Owner, Depends(_identify)]
+"""A client or a person, by the token."""
+Reader = Annotated[str | None, Depends(_find_reading_client)]
 """Who reads: a client's id, which reads its own (``server.runs.client_views``); None: all."""
+ReadRuns = Annotated[frozenset[str] | None, Depends(_find_scope)]
+"""The only runs that the person who reads may know of; None: all."""
 Viewer = Depends(_require_viewer)
 """For ``dependencies=[Viewer]``: what no client reads, because it shows all of them."""
+ViewerOfAll = Depends(_require_viewer_of_all)
+"""The same, and nobody who reads some runs only."""

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.schemas import DIGEST_PATTERN
 
-__all__ = ["REFUSALS", "ClientId", "DigestInPath", "Number", "ProblemDocument", "RunId", "as_json"]
+__all__ = ["REFUSALS", "SLUG", "ClientId", "DigestInPath", "Number", "ProblemDocument", "RunId", "as_json"]
 
-_SLUG = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+SLUG = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
-RunId = Annotated[str, Path(pattern=_SLUG, description="the run's name")]
-ClientId = Annotated[str, Path(pattern=_SLUG, description="the client's id")]
+RunId = Annotated[str, Path(pattern=SLUG, description="the run's name")]
+ClientId = Annotated[str, Path(pattern=SLUG, description="the client's id")]
 Number = Annotated[int, Path(ge=0, le=2**31 - 1, description="the round; 0 is the initial model")]
 DigestInPath = Annotated[str, Path(pattern=DIGEST_PATTERN, description="SHA-256 of the file, hexadecimal")]
 

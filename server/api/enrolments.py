@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.api.dependencies import Admin, Client, Coordinator
+from server.api.dependencies import Client, Coordinator, Operator
 from server.api.documents import ClientId, RunId
 from shared.schemas import (
     ApprovalRequest,
@@ -39,18 +39,18 @@ async def submit_discrepancy(
 
 @router.post("/runs/{run}/enrolments/{client}/approve", status_code=204)
 async def approve(
-    run: RunId, client: ClientId, body: ApprovalRequest, coordinator: Coordinator, admin: Admin
+    run: RunId, client: ClientId, body: ApprovalRequest, coordinator: Coordinator, actor: Operator
 ) -> None:
     """Let a client in whose size waits for approval. The size must be the one that it declares."""
-    await coordinator.threads.run(coordinator.enrolments.approve, run, client, body.examples, admin)
+    await coordinator.threads.run(coordinator.enrolments.approve, run, client, body.examples, actor)
 
 
 @router.post("/runs/{run}/enrolments/{client}/refuse", status_code=204)
 async def refuse(
-    run: RunId, client: ClientId, coordinator: Coordinator, admin: Admin, body: ControlRequest = NO_REASON
+    run: RunId, client: ClientId, coordinator: Coordinator, actor: Operator, body: ControlRequest = NO_REASON
 ) -> None:
     """Take a client out of the run, or keep it out. If it enrols again, it waits for approval."""
-    await coordinator.threads.run(coordinator.enrolments.refuse, run, client, body.reason, admin)
+    await coordinator.threads.run(coordinator.enrolments.refuse, run, client, body.reason, actor)
 
 
 @router.post("/runs/{run}/decline", status_code=204)

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.api.dependencies import Coordinator, Reader
+from server.api.dependencies import Coordinator, Reader, ReadRuns
 from server.api.documents import RunId
 from server.runs.client_views import event_for, is_progress_for
 from server.wakeups.feeds import Entry, EventBatch, write_event
 from server.web.numbers import parse_whole
-from shared.problems import InvalidRequest
+from shared.problems import Forbidden, InvalidRequest
 from shared.schemas import EventView
 
 router = APIRouter(tags=["events"])
@@ -41,6 +41,13 @@ async def _read_start(after: After = None, last_event_id: LastEventId = None) ->
     return max(after or 0, seen)
 
 
+async def _check_all(only: ReadRuns) -> None:
+    if only is not None:
+        raise Forbidden(
+            "the token is for some runs only", hint="GET /api/v1/runs/RUN/events has a run's events."
+        )
+
+
 async def _check_run(run: RunId, coordinator: Coordinator) -> str:
     await coordinator.threads.run(coordinator.store.run_state, run)
     return run
@@ -64,7 +71,7 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-@router.get("/events", response_class=EventStream)
+@router.get("/events", response_class=EventStream, dependencies=[Depends(_check_all)])
 async def all_events(coordinator: Coordinator, start: Start, reader: Reader) -> EventStream:
     """Events of all runs: the past ones, all or those after a given one, then each new one at once.
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from server.api.dependencies import Coordinator, Viewer
+from server.api.dependencies import Coordinator, ViewerOfAll
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
 from shared.problems import Problem, StorageUnavailable
@@ -74,7 +74,7 @@ def _summarise(check: Callable[[], object]) -> str:
     return "ok"
 
 
-@router.get("/metrics", dependencies=[Viewer], response_class=Response)
+@router.get("/metrics", dependencies=[ViewerOfAll], response_class=Response)
 async def metrics(coordinator: Coordinator) -> Response:
     """Prometheus metrics of this process and counts from the database."""
     coordinator.telemetry.set_stored(await coordinator.threads.run(coordinator.store.counts))

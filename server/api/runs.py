@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from server.api.dependencies import Admin, Coordinator, Reader, Viewer
+from server.api.dependencies import Admin, Coordinator, Operator, Reader, ReadRuns, Viewer, ViewerOfAll
 from server.api.documents import Number, RunId, as_json
 from server.runs.client_views import round_for, run_for, summary_for
 from shared.schemas import (
@@ -30,9 +30,9 @@ Attempt = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which att
 
 
 @router.post("/runs", status_code=201)
-async def create(body: RunRequest, coordinator: Coordinator, admin: Admin) -> RunView:
+async def create(body: RunRequest, coordinator: Coordinator, actor: Operator) -> RunView:
     """Create a run. Its initial weights are built from task and seed, or were uploaded beforehand."""
-    await coordinator.threads.run_long(coordinator.control.create, body, admin)
+    await coordinator.threads.run_long(coordinator.control.create, body, actor)
     coordinator.hub.wake_everyone()
     coordinator.hub.announce(body.config.name)
     return await _read_view(coordinator, body.config.name)
@@ -43,9 +43,12 @@ async def _read_view(coordinator: Coordinator, run: str, reader: str | None = No
 
 
 @router.get("/runs")
-async def list_runs(coordinator: Coordinator, reader: Reader, archived: Archived = False) -> list[RunSummary]:
+async def list_runs(
+    coordinator: Coordinator, reader: Reader, only: ReadRuns, archived: Archived = False
+) -> list[RunSummary]:
     """All runs, newest first; those that were put away only if they are asked for."""
     found = await coordinator.threads.run(coordinator.store.runs, archived)
+    found = found if only is None else [view for view in found if view.run in only]
     return found if reader is None else [summary_for(reader, view) for view in found]
 
 
@@ -57,62 +60,62 @@ async def show_run(run: RunId, coordinator: Coordinator, reader: Reader) -> Resp
 
 
 @router.patch("/runs/{run}")
-async def change(run: RunId, body: RunChanges, coordinator: Coordinator, admin: Admin) -> RunView:
+async def change(run: RunId, body: RunChanges, coordinator: Coordinator, actor: Operator) -> RunView:
     """Change a run's configuration where that touches no past round; the open one goes by it, too."""
-    await coordinator.threads.run(coordinator.control.change, run, body, admin)
+    await coordinator.threads.run(coordinator.control.change, run, body, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/start")
-async def start(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+async def start(run: RunId, coordinator: Coordinator, actor: Operator) -> RunView:
     """Start with the trainers that are ready, without waiting for more."""
-    await coordinator.threads.run(coordinator.control.start, run, admin)
+    await coordinator.threads.run(coordinator.control.start, run, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/pause")
 async def pause(
-    run: RunId, coordinator: Coordinator, admin: Admin, body: ControlRequest = NO_REASON
+    run: RunId, coordinator: Coordinator, actor: Operator, body: ControlRequest = NO_REASON
 ) -> RunView:
     """Open no further round. The open one goes on collecting and may complete."""
-    await coordinator.threads.run(coordinator.control.pause, run, body.reason, admin)
+    await coordinator.threads.run(coordinator.control.pause, run, body.reason, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/resume")
-async def resume(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+async def resume(run: RunId, coordinator: Coordinator, actor: Operator) -> RunView:
     """Go on after a pause."""
-    await coordinator.threads.run(coordinator.control.resume, run, admin)
+    await coordinator.threads.run(coordinator.control.resume, run, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/stop")
 async def stop(
-    run: RunId, coordinator: Coordinator, admin: Admin, body: ControlRequest = NO_REASON
+    run: RunId, coordinator: Coordinator, actor: Operator, body: ControlRequest = NO_REASON
 ) -> RunView:
     """End the run now. The open round is abandoned; the newest model stays."""
-    await coordinator.threads.run(coordinator.control.stop, run, body.reason, admin)
+    await coordinator.threads.run(coordinator.control.stop, run, body.reason, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/rewind")
-async def rewind(run: RunId, body: RewindRequest, coordinator: Coordinator, admin: Admin) -> RunView:
+async def rewind(run: RunId, body: RewindRequest, coordinator: Coordinator, actor: Operator) -> RunView:
     """Go back to the model of an earlier round; the run goes on from there. Later rounds count no more."""
-    await coordinator.threads.run_long(coordinator.control.rewind, run, body.round, body.reason, admin)
+    await coordinator.threads.run_long(coordinator.control.rewind, run, body.round, body.reason, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/archive")
-async def archive(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+async def archive(run: RunId, coordinator: Coordinator, actor: Operator) -> RunView:
     """Put an ended run away: it is no longer listed, and otherwise as before."""
-    await coordinator.threads.run(coordinator.removal.archive, run, True, admin)
+    await coordinator.threads.run(coordinator.removal.archive, run, True, actor)
     return await _read_view(coordinator, run)
 
 
 @router.post("/runs/{run}/unarchive")
-async def unarchive(run: RunId, coordinator: Coordinator, admin: Admin) -> RunView:
+async def unarchive(run: RunId, coordinator: Coordinator, actor: Operator) -> RunView:
     """List the run again."""
-    await coordinator.threads.run(coordinator.removal.archive, run, False, admin)
+    await coordinator.threads.run(coordinator.removal.archive, run, False, actor)
     return await _read_view(coordinator, run)
 
 
@@ -122,7 +125,7 @@ async def delete(run: RunId, coordinator: Coordinator, admin: Admin, reason: Rea
     return await coordinator.threads.run_long(coordinator.removal.delete, run, reason, admin)
 
 
-@router.get("/deletions", dependencies=[Viewer])
+@router.get("/deletions", dependencies=[ViewerOfAll])
 async def list_deletions(coordinator: Coordinator) -> list[Deletion]:
     """The runs that were deleted, newest first."""
     return await coordinator.threads.run(coordinator.store.deletions)

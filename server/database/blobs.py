@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,7 +17,9 @@ __all__ = [
     "WantedUpdate",
     "add_blobs",
     "claim_unchecked",
+    "find_client_of_update",
     "forget",
+    "is_model_of",
     "is_readable",
     "is_recorded",
     "list_faulty",
@@ -153,6 +155,26 @@ def is_readable(connection: Reading, client: str, digest: str) -> bool:
     """
     parameters = {"of_client": client, "of_digest": digest}
     return connection.select(sa.select(_READABLE).limit(1), parameters).first() is not None
+
+
+def is_model_of(connection: Reading, names: Collection[str], digest: str) -> bool:
+    """Whether it is a model of one of these runs: the initial one, or one that a round made."""
+    found = (
+        sa.select(table.c.run).where(table.c.run.in_(names), column == digest).limit(1)
+        for table, column in (
+            (runs, runs.c.initial_model),
+            (rounds, rounds.c.model),
+            (rounds, rounds.c.scored_model),
+        )
+    )
+    return any(connection.select(statement).first() is not None for statement in found)
+
+
+def find_client_of_update(connection: Reading, digest: str) -> tuple[str, str] | None:
+    """Run and client whose update this is; None if it is none."""
+    found = sa.select(participants.c.run, participants.c.client).where(participants.c.update == digest)
+    row = connection.select(found.limit(1)).first()
+    return None if row is None else (row.run, row.client)
 
 
 # -------------------------------------------------------------------- faults

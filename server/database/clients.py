@@ -82,7 +82,7 @@ def _check_name(connection: Reading, name: str | None, grant: ClientGrant, now: 
     if grant.name is None:
         if name is not None and is_name_kept(connection, name, now):
             raise NameTaken(
-                f"the name {name!r} is kept for the client of another join token",
+                f"the name {name!r} is kept, for the client of another join token or for the logs",
                 hint="Choose another name, or ask for that join token.",
             )
         return name

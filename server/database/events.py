@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from server.database import audit_log
 from server.database.configs import require_run
 from server.database.session import Reading, Writing
-from server.database.tables import clean_text, events
+from server.database.storable import make_storable
+from server.database.tables import events
 from server.lifecycle import effects
 from shared.schemas import EventView
 
@@ -19,12 +20,10 @@ __all__ = [
     "KINDS",
     "add_events",
     "list_events",
-    "make_storable",
     "newest_event_id",
     "record",
 ]
 
-LONGEST_TEXT = 2000
 KINDS: Final[frozenset[str]] = frozenset(
     (
         *effects.KINDS,
@@ -48,23 +47,6 @@ KINDS: Final[frozenset[str]] = frozenset(
 """Every kind of event: those of transitions and the others. ``docs/events.md`` describes each."""
 
 
-def make_storable(value: Any) -> Any:
-    """The value as both databases take it in JSON: no NUL, no lone surrogate, no NaN, no infinity, no essay.
-
-    >>> make_storable({"tensor": "a" * 3000, "value": float("inf")})["value"]
-    'inf'
-    """
-    if isinstance(value, str):
-        return clean_text(value[:LONGEST_TEXT])
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {clean_text(str(key)): make_storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [make_storable(item) for item in value]
-    return value
-
-
 def add_events(
     connection: Writing, rows: Sequence[Mapping[str, Any]], *, actor: str, now: dt.datetime
 ) -> None:
@@ -75,16 +57,22 @@ def add_events(
         raise RuntimeError(f"not among KINDS, so not in docs/events.md: {sorted(undeclared)}")
     connection.lock_events()
     common = {"at": now, "actor": actor}
-    connection.execute(
-        events.insert(),
-        [
-            {"run": None, "round": None, "client": None}
-            | dict(row)
-            | common
-            | {"detail": make_storable(row.get("detail", {}))}
-            for row in rows
-        ],
-    )
+    stored = [
+        {"run": None, "round": None, "client": None}
+        | dict(row)
+        | common
+        | {"detail": make_storable(row.get("detail", {}))}
+        for row in rows
+    ]
+    if not any(audit_log.is_audited(row["kind"], actor) for row in rows):
+        connection.execute(events.insert(), stored)
+        return
+    numbered = events.insert().returning(events.c.id, sort_by_parameter_order=True)
+    for row, number in zip(stored, connection.execute(numbered, stored).scalars().all(), strict=True):
+        if audit_log.is_audited(row["kind"], actor):
+            told = {"run": row["run"], "client": row["client"]}
+            told |= {"detail": row["detail"]} if audit_log.is_person(actor) else {}  # no words of a client
+            audit_log.append(connection, row["kind"], event=number, actor=actor, now=now, **told)
 
 
 def record(

@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+RESERVED = frozenset({"admin", "anybody", "coordinator", "viewer"})
+"""Actors in the logs: no client may be taken for one of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientGrant:
     """What a join token makes of the client that registers with it; None: nothing in particular."""
@@ -89,13 +93,16 @@ def _check_free(connection: Reading, name: str, now: dt.datetime) -> None:
         raise NameTaken(f"there is a client {name!r} already", hint="Choose another name.")
     if is_name_kept(connection, name, now):
         raise NameTaken(
-            f"the name {name!r} is kept for another join token",
-            hint="Revoke that one, or choose another name.",
+            f"the name {name!r} is kept, for another join token or for the logs",
+            hint="Revoke that token, or choose another name.",
         )
 
 
 def is_name_kept(connection: Reading, name: str, now: dt.datetime) -> bool:
-    """Whether a usable join token is for a client of this name, which nobody else may register."""
+    """Whether nobody else may register this name: a usable join token is for it, or the logs have a use for
+    it."""
+    if name in RESERVED:
+        return True
     kept = sa.select(join_tokens.c.id).where(join_tokens.c.name == name, *_usable(now)).limit(1)
     return connection.select(kept).scalar() is not None
 

@@ -19,6 +19,7 @@ from server.database import (
     aggregations,
     assignments,
     audit,
+    audit_log,
     blobs,
     clients,
     comparison,
@@ -32,6 +33,7 @@ from server.database import (
     removal,
     rounds,
     runs,
+    users,
 )
 from server.database.aggregations import AggregationInput, OpenAggregation
 from server.database.audit import StoredRun
@@ -44,6 +46,7 @@ from server.database.session import Reading, Writing, describe, reading
 from server.database.step.facts import Facts
 from server.database.step.step import Evaluated, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
+from server.database.users import UserRow
 from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
@@ -65,6 +68,8 @@ from shared.schemas import (
     RunSummary,
     RunView,
     TensorSpec,
+    UserRequest,
+    UserView,
 )
 
 __all__ = ["Store"]
@@ -329,16 +334,21 @@ class Store:
         """None for no such join token."""
         return self._read(join_tokens.find_join_hash, token)
 
-    def unrevoked(self, token_hashes: Collection[str]) -> tuple[list[str], list[int]]:
-        """Clients and join tokens that are among these and still accepted."""
+    def unrevoked(self, token_hashes: Collection[str]) -> tuple[list[str], list[int], list[str]]:
+        """Clients, join tokens and users that are among these and still accepted."""
         return (
             self._read(clients.list_unrevoked, token_hashes),
             self._read(join_tokens.list_unrevoked_tokens, token_hashes),
+            self._read(users.list_unrevoked_users, token_hashes),
         )
 
     def token_hashes(self) -> list[str]:
-        """Of all clients and join tokens."""
-        return self._read(clients.list_token_hashes) + self._read(join_tokens.list_join_hashes)
+        """Of all clients, join tokens and users."""
+        return [
+            *self._read(clients.list_token_hashes),
+            *self._read(join_tokens.list_join_hashes),
+            *self._read(users.list_user_hashes),
+        ]
 
     def join_tokens(self) -> list[JoinTokenRow]:
         """All, oldest first."""
@@ -347,6 +357,101 @@ class Store:
     def revoke_join_token(self, token: int, actor: str, now: dt.datetime) -> None:
         """NotFound if there is none of this id."""
         self._writer.write(lambda connection: join_tokens.revoke_join_token(connection, token, actor, now))
+
+    # ---------------------------------------------------------------- people
+
+    def add_user(self, request: UserRequest, token_hash: str, actor: str, now: dt.datetime) -> None:
+        """NameTaken, also by one who was revoked."""
+        self._writer.write(
+            lambda connection: users.add_user(connection, request, token_hash, actor=actor, now=now)
+        )
+
+    def renew_user(self, name: str, token_hash: str, actor: str, now: dt.datetime) -> None:
+        """Another token in place of the one before; NotFound."""
+        self._writer.write(
+            lambda connection: users.renew_user(connection, name, token_hash, actor=actor, now=now)
+        )
+
+    def revoke_user(self, name: str, actor: str, now: dt.datetime) -> None:
+        """NotFound if there never was one."""
+        self._writer.write(lambda connection: users.revoke_user(connection, name, actor=actor, now=now))
+
+    def users(self) -> list[UserView]:
+        """By name, revoked ones, too."""
+        return self._read(users.list_users)
+
+    def user(self, name: str) -> UserRow | None:
+        return self._read(users.read_user, name)
+
+    def user_by_token_hash(self, token_hash: str) -> UserRow | None:
+        """Revoked ones, too."""
+        return self._read(users.find_user_by_hash, token_hash)
+
+    def start_session(
+        self, session_hash: str, token_hash: str, ends_at: dt.datetime, actor: str, now: dt.datetime
+    ) -> None:
+        self._writer.write(
+            lambda connection: users.start_session(
+                connection, session_hash, token_hash, ends_at=ends_at, actor=actor, now=now
+            )
+        )
+
+    def token_of_session(self, session_hash: str, now: dt.datetime) -> str | None:
+        """The hash of the token that it was begun with; None: there is none, or it is over."""
+        return self._read(users.find_session, session_hash, now)
+
+    def end_session(self, session_hash: str, actor: str, now: dt.datetime) -> None:
+        self._writer.write(
+            lambda connection: users.end_session(connection, session_hash, actor=actor, now=now)
+        )
+
+    def end_all_sessions(self) -> None:
+        self._writer.write(users.end_all_sessions)
+
+    def revoked_since(self, since: dt.datetime) -> list[tuple[str, str]]:
+        """Whose token or session has ended since then: (client, user or session; its name or hash)."""
+        return self._read(users.list_revoked_since, since)
+
+    # ---------------------------------------------------------------- audit
+
+    def add_audit_entry(
+        self,
+        action: str,
+        *,
+        actor: str,
+        now: dt.datetime,
+        run: str | None = None,
+        client: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+        durable: bool = True,
+    ) -> None:
+        """What no event says: reading, refused attempts, a restore."""
+        self._writer.write(
+            lambda connection: audit_log.append(
+                connection, action, actor=actor, now=now, run=run, client=client, detail=detail
+            ),
+            durable=durable,
+        )
+
+    def audit_entries(self, after: int, limit: int) -> list[str]:
+        """Lines of JSON with a larger number, oldest first."""
+        return self._read(audit_log.list_entries, after, limit)
+
+    def newest_audit_entry(self) -> tuple[int, str | None]:
+        """Its number and text; 0 and None if there is none."""
+        return self._read(audit_log.read_newest)
+
+    def find_audit_faults(self, head: str | None = None) -> list[str]:
+        """What is wrong with the audit log, one sentence each. ``head``: a hash noted elsewhere."""
+        return self._read(audit_log.find_faults, head)
+
+    def client_of_update(self, digest: str) -> tuple[str, str] | None:
+        """Run and client whose stored update this is."""
+        return self._read(blobs.find_client_of_update, digest)
+
+    def is_model_of(self, runs: Collection[str], digest: str) -> bool:
+        """Whether it is a model, initial or of a round, of one of these runs."""
+        return self._read(blobs.is_model_of, runs, digest)
 
     # ---------------------------------------------------------------- what a client is asked
 

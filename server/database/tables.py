@@ -9,11 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus, UserRole
 
 __all__ = [
     "UtcDateTime",
     "Words",
+    "audit_log",
     "blobs",
     "clean_text",
     "clients",
@@ -27,6 +28,8 @@ __all__ = [
     "participants",
     "rounds",
     "runs",
+    "sessions",
+    "users",
 ]
 
 metadata = sa.MetaData(
@@ -317,4 +320,34 @@ installation = sa.Table(
     _column("id", sa.String(32)),
     _column("created_at", UtcDateTime),
     _column("alive_at", UtcDateTime, null=True, comment="when a coordinator last noted that it is alive"),
+)
+
+users = sa.Table(
+    "users",
+    metadata,
+    _column("name", Slug, primary_key=True),
+    _column("token_hash", Sha256, unique=True),
+    _column("role", _enum(UserRole)),
+    _column("runs", Json, null=True, comment="names of the runs that the role is for; null: all"),
+    _column("created_at", UtcDateTime),
+    _column("renewed_at", UtcDateTime, null=True, comment="when the token was last replaced"),
+    _column("revoked_at", UtcDateTime, null=True),
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    _column("session_hash", Sha256, primary_key=True, comment="of what the browser's cookie holds"),
+    _column("token_hash", Sha256, comment="of the token that was given at the sign-in"),
+    _column("started_at", UtcDateTime),
+    _column("ends_at", UtcDateTime),
+    _column("ended_at", UtcDateTime, null=True, comment="by signing out"),
+)
+
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    _column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    _column("entry", sa.Text, comment="JSON, byte for byte as it was hashed; holds the hash before it"),
+    _column("hash", Sha256, comment="SHA-256 of the entry"),
 )

@@ -44,9 +44,15 @@ class Asked:
     apart: str = ""
 
 
-def compare_page(store: Reader, asked: Asked, now: dt.datetime) -> ComparePage:
-    """Raises NotFound for a run that is not there, InvalidRequest for what is no number or too much."""
-    known = [run.run for run in sorted(store.runs(), key=lambda run: (run.created_at, run.run))]
+def compare_page(
+    store: Reader, asked: Asked, now: dt.datetime, only: frozenset[str] | None = None
+) -> ComparePage:
+    """Raises NotFound for a run that is not there, InvalidRequest for what is no number or too much.
+
+    ``only``: the runs that the visitor may read; None: all.
+    """
+    found = sorted(store.runs(), key=lambda run: (run.created_at, run.run))
+    known = [run.run for run in found if only is None or run.run in only]
     words = [word for text in asked.runs for word in text.replace(",", " ").split()]
     names = _choose(words, known)
     runs = store.compared(names)

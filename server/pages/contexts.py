@@ -7,15 +7,19 @@ error, and a test renders every page, so that pages and declarations cannot drif
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.pages.charts import LineChart
+from server.web.security import ANYBODY, Person
 from shared.problems import Problem
 from shared.schemas import (
+    ClientView,
     Deletion,
     EnrolmentView,
     EventView,
+    JoinToken,
+    JoinTokenView,
     LedgerRow,
     RoundView,
     RunSummary,
@@ -23,19 +27,26 @@ from shared.schemas import (
 )
 
 __all__ = [
+    "ActionPage",
     "CallEntry",
     "CallGroup",
     "CategoryRow",
     "CategoryTable",
     "ClientRow",
+    "ClientsPage",
     "ComparePage",
     "ComparedLine",
     "ComparedRow",
     "Connected",
+    "CreatePage",
+    "FormField",
+    "InvitationPage",
     "LedgerLine",
+    "Offer",
     "Page",
     "ParameterEntry",
     "ParticipantLine",
+    "Picture",
     "ProblemEntry",
     "ProblemPage",
     "ProblemsPage",
@@ -55,14 +66,15 @@ __all__ = [
 class Page:
     """``events``: address of the stream that says when this page is out of date; ``None``: never.
 
-    ``sign_out``: the seal of the form that ends a session; ``None``: there is none to end.
+    ``seal``: what the forms of who has signed in carry; ``None``: nobody has. ``visitor``: who looks at it.
     ``warnings``: sentences about the coordinator itself, such as a disk that is nearly full.
     """
 
     title: str
     now: dt.datetime
     events: str | None = None
-    sign_out: str | None = None
+    seal: str | None = None
+    visitor: Person = ANYBODY
     warnings: Sequence[str] = ()
 
 
@@ -183,6 +195,7 @@ class RunPage(Page):
     older_events: bool
     configuration: str
     parameters: int
+    offers: Sequence[Offer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +259,95 @@ class SignInPage(Page):
     """``wanted``: the page to go to; ``fault``: why the last attempt failed; ``hours``: how long it lasts."""
 
     wanted: str
-    seal: str
     fault: str
     hours: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Something that may be done now: where its form is, and the command that does the same."""
+
+    label: str
+    address: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormField:
+    """``kind``: text, number, hidden, or tick (a box that has to be ticked)."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionPage(Page):
+    """What an action does, its form, and the command that does the same.
+
+    ``refusal``: why there is no form.
+    """
+
+    label: str
+    trail: Sequence[tuple[str, str]]
+    explanation: str
+    command: str
+    address: str
+    back: str
+    fields: Sequence[FormField]
+    fault: str
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePage(Page):
+    """``text``: the YAML; ``found``: what it says, if it is right; ``fault``: what is wrong with it.
+
+    ``given``: the fields of the short form; ``choices``: what there is to choose from.
+    """
+
+    text: str
+    found: str
+    fault: str
+    refusal: str
+    template: str
+    given: Mapping[str, str]
+    choices: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientsPage(Page):
+    """``refusal``: why neither clients nor join codes are shown, and there is no form."""
+
+    clients: Sequence[ClientView]
+    join_tokens: Sequence[JoinTokenView]
+    given: Mapping[str, str]
+    fault: str
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A QR code: ``size`` modules a side, ``path`` the dark ones as an SVG path."""
+
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationPage(Page):
+    """A join code, shown this once: as text, as a picture, and what a site pastes.
+
+    ``caution``: if it leads to this machine only.
+    """
+
+    made: JoinToken
+    code: str
+    picture: Picture
+    site: str
+    command: str
+    caution: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

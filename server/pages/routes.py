@@ -24,11 +24,12 @@ from server.pages.round_page import round_page
 from server.pages.run_page import run_page
 from server.pages.words import FILTERS
 from server.web.numbers import parse_whole
+from server.web.security import Visit
 from server.web.sessions import Sessions
 from shared.problems import NotFound, Problem, catalogue
 from shared.texts import find_unstorable
 
-__all__ = ["STATIC", "pages_router", "problem_response", "wants_html"]
+__all__ = ["STATIC", "pages_router", "problem_response", "render_visit", "wants_html"]
 
 STATIC = Path(__file__).parent / "static"
 """Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
@@ -69,6 +70,20 @@ def render(template: str, page: Page, status: int = 200) -> HTMLResponse:
     return HTMLResponse(html, status, headers={"Cache-Control": "no-cache"})
 
 
+def render_visit(
+    sessions: Sessions, request: Request, template: str, page: Page, status: int = HTTPStatus.OK
+) -> HTMLResponse:
+    """The page for who looks at it; who has signed in may send its forms."""
+    visit: Visit = request.state.visit
+    if visit.session is None:
+        return render(template, dataclasses.replace(page, visitor=visit.person), status)
+    nonce, seal = sessions.protect_form(request)
+    answer = render(template, dataclasses.replace(page, seal=seal, visitor=visit.person), status)
+    answer.headers["Cache-Control"] = "no-store"  # others may use the same machine
+    sessions.keep_nonce(request, answer, nonce)
+    return answer
+
+
 def wants_html(request: Request) -> bool:
     """Whether a browser asks: it names HTML, programs name JSON or anything."""
     return "text/html" in request.headers.get("accept", "")
@@ -97,19 +112,16 @@ def pages_router(
 
     def answer(request: Request, template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
         now = clock()
-        sign_out = sessions.protect_sign_out(request)
         try:
-            made = dataclasses.replace(make(now), sign_out=sign_out, warnings=tuple(find_warnings()))
-            page = render(template, made)
+            made = dataclasses.replace(make(now), warnings=tuple(find_warnings()))
+            return render_visit(sessions, request, template, made)
         except Problem as problem:
-            page = problem_response(problem, now)
-        if sign_out is not None:  # who signed in may use a machine that others use too
-            page.headers["Cache-Control"] = "no-store"
-        return page
+            return problem_response(problem, now)
 
     @router.get("/")
     def runs(request: Request) -> HTMLResponse:
-        return answer(request, "runs.html", lambda now: _runs_page(store, now))
+        only = _read_runs(request)
+        return answer(request, "runs.html", lambda now: _runs_page(store, now, only))
 
     @router.get("/runs")
     def runs_elsewhere() -> RedirectResponse:
@@ -150,8 +162,9 @@ def pages_router(
         round: Annotated[str, Query(max_length=20)] = "",
         apart: Annotated[str, Query(max_length=1)] = "",
     ) -> HTMLResponse:
+        only = _read_runs(request)
         asked = Asked(runs, baseline, measure, target, round, apart)
-        return answer(request, "compare.html", lambda now: compare_page(store, asked, now))
+        return answer(request, "compare.html", lambda now: compare_page(store, asked, now, only))
 
     @router.get("/problems")
     def problems(request: Request) -> HTMLResponse:
@@ -183,19 +196,27 @@ def _whole(text: str, what: str) -> int:
     return number
 
 
-def _runs_page(store: Reader, now: dt.datetime) -> RunsPage:
+def _read_runs(request: Request) -> frozenset[str] | None:
+    """The only runs that the visitor may read; None: all."""
+    visit: Visit = request.state.visit
+    return visit.person.runs
+
+
+def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None) -> RunsPage:
+    """``only``: the runs to show; such a page does not follow the events of all."""
     latest = store.latest_event_id(None)
-    everything = sorted(store.runs(archived=True), key=lambda run: run.created_at, reverse=True)
+    shown = (run for run in store.runs(archived=True) if only is None or run.run in only)
+    everything = sorted(shown, key=lambda run: run.created_at, reverse=True)
     runs = [run for run in everything if run.archived_at is None]
     return RunsPage(
         title="Runs",
         now=now,
-        events=f"/api/v1/events?after={latest}",
+        events=f"/api/v1/events?after={latest}" if only is None else None,
         clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.is_terminal),
         ended=tuple(run for run in runs if run.status.is_terminal),
         archived=tuple(run for run in everything if run.archived_at is not None),
-        deleted=store.deletions(),
+        deleted=store.deletions() if only is None else (),
         comparable=len(runs) > 1,
     )
 

@@ -21,6 +21,7 @@ from server.pages.contexts import (
 )
 from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
+from server.pages.offers import list_offers
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.words import number, percent
 from shared.outliers import find_outliers
@@ -90,6 +91,7 @@ def run_page(
         log=log,
         older_events=len(events) > len(log),
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
     )
 

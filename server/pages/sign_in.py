@@ -13,26 +13,27 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from server.pages.contexts import SignInPage
 from server.pages.routes import render
-from server.web.security import hash_token
+from server.web.security import Guard, hash_token
 from server.web.sessions import SESSION_HOURS, Sessions, choose_next
 from shared.problems import Forbidden, Problem, Unauthorised
 
-__all__ = ["SignIn"]
+__all__ = ["SignIn", "read_form"]
 
 ADDRESS = "/sign-in"
-FIELDS = 10
+FIELDS = 30
 FOREIGN = "The form was not made by this coordinator, or is too old. Try again."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SignIn:
-    """``check`` raises a :class:`Problem` unless the token's owner reads all clients' rows.
+    """``end_session`` ends a session, by the hash of its cookie, of the person whose it is.
 
     ``count`` is called with the code of each refusal.
     """
 
     sessions: Sessions
-    check: Callable[[str], Awaitable[None]]
+    guard: Guard
+    end_session: Callable[[str, str], Awaitable[None]]
     count: Callable[[str], None]
     clock: Callable[[], dt.datetime]
 
@@ -48,25 +49,31 @@ class SignIn:
 
     async def enter(self, request: Request) -> Response:
         """A right token leads to the page that was asked for; anything else to the form again."""
-        form = await _read_form(request)
+        form = await read_form(request)
         wanted = form.get("next", "/")
         if not self.sessions.is_own_form(request, form.get("seal", "")):
             return self.ask(request, wanted, FOREIGN, HTTPStatus.FORBIDDEN)
         token = form.get("token", "").strip()
         try:
-            await self.check(token)
+            person = await self.guard.check_viewer_token(token)
         except Problem as problem:
             self.count(problem.code)
             return self.ask(request, wanted, _explain(problem), problem.status)
         answer = RedirectResponse(choose_next(wanted), HTTPStatus.SEE_OTHER)
-        self.sessions.start(request, answer, hash_token(token))
+        await self.sessions.start(request, answer, hash_token(token), person.actor)
         return answer
 
     async def leave(self, request: Request) -> Response:
-        form = await _read_form(request)
+        """The session ends here; a copy of its cookie is worth nothing then."""
+        form = await read_form(request)
         answer = RedirectResponse(ADDRESS, HTTPStatus.SEE_OTHER)
-        if self.sessions.is_own_form(request, form.get("seal", "")):
-            self.sessions.end(request, answer)
+        if not self.sessions.is_own_form(request, form.get("seal", "")):
+            return answer
+        session = self.sessions.read(request)
+        person = await self.guard.find_session_owner(session)
+        if session is not None and person is not None:
+            await self.end_session(session, person.actor)
+        self.sessions.forget(request, answer)
         return answer
 
     def ask(
@@ -98,7 +105,7 @@ def _explain(problem: Problem) -> str:
             return f"Not possible at the moment: {problem.detail}."
 
 
-async def _read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request) -> dict[str, str]:
     """The fields of an ordinary form; a body that is none has no fields."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":

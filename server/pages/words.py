@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from server.web.security import Person
 from shared.left_out import Reason
 from shared.schemas import EnrolmentView
 
@@ -23,6 +24,7 @@ __all__ = [
     "indexed",
     "left_out",
     "moment",
+    "named",
     "number",
     "percent",
     "plain",
@@ -192,6 +194,12 @@ def detail(value: Any) -> str:
     return ABSENT if value is None else str(value)
 
 
+def named(person: Person) -> str:
+    """``user:maria`` -> ``maria``; the tokens of the settings by what they are for."""
+    words = {"admin": "the admin token", "viewer": "the viewer token"}
+    return words.get(person.actor, person.actor.removeprefix("user:"))
+
+
 FILTERS = {
     "amount": amount,
     "clock": clock,
@@ -204,6 +212,7 @@ FILTERS = {
     "indexed": indexed,
     "left_out": left_out,
     "moment": moment,
+    "named": named,
     "number": number,
     "percent": percent,
     "plain": plain,

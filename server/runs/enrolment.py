@@ -171,9 +171,11 @@ class Enrolments:
 
     def apply_revocations(self, token_hashes: Collection[str], actor: str) -> int:
         """Revoke what a restored database knows as valid; how many that were."""
-        clients, tokens = self.store.unrevoked(token_hashes)
+        clients, tokens, users = self.store.unrevoked(token_hashes)
         for client in clients:
             self.revoke(client, actor)
         for token in tokens:
             self.revoke_join_token(token, actor)
-        return len(clients) + len(tokens)
+        for user in users:
+            self.store.revoke_user(user, actor, self.clock())
+        return len(clients) + len(tokens) + len(users)

@@ -18,7 +18,7 @@ from server.database.store import Store
 
 __all__ = ["Fault", "Report", "verify"]
 
-Part = Literal["database", "files", "ledger"]
+Part = Literal["database", "files", "ledger", "audit"]
 EXACTLY_ONE = 1e-9
 
 
@@ -52,6 +52,7 @@ def verify(store: Store, blobs: BlobStore) -> Report:
         StorageUnavailable: the database cannot be read at all.
     """
     faults = [Fault("database", "", fault) for fault in store.find_database_faults()]
+    faults += [Fault("audit", "", fault) for fault in store.find_audit_faults()]
     faults += _check_owner(store, blobs)
     runs = store.audit_runs()
     recorded = store.recorded_blobs()

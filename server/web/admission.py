@@ -20,7 +20,7 @@ from server.settings import Settings
 from server.web.calls import Call, brings_list, classify
 from server.web.limits import Places, Rate
 from server.web.numbers import parse_whole
-from server.web.security import Guard, find_bearer, read_bearer
+from server.web.security import ADMIN, Guard, KnownClient, find_bearer, read_bearer
 from shared.addresses import is_loopback
 from shared.problems import MissingToken, Problem, TooLarge, Unauthorised
 
@@ -37,7 +37,8 @@ BAD_REQUEST, UNAUTHORISED, SERVER_FAULT = 400, 401, 500
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who asks: ``client`` is its id, None without a token and for the admin; ``address`` where from.
+    """Who asks: ``client`` is its id or the person, None without a token and for the admin token;
+    ``address``: where from.
 
     ``brings_token``: in its header, or in the form of a page.
     """
@@ -119,15 +120,16 @@ class Gate:
         return Visitor(call, client, address, brings_token)
 
     async def _find_client(self, call: Call, authorization: str | None) -> str | None:
-        """Whose token it is, where the call needs a client's or the admin's."""
+        """Whose token it is, where the call needs one; None for the admin token."""
         if call is Call.REGISTRATION:
             await self._guard.require_join_code(read_bearer(authorization))
             return None
-        return (
-            await self._guard.require_client_or_admin(read_bearer(authorization))
-            if call.needs_token
-            else None
-        )
+        if not call.needs_token:
+            return None
+        owner = await self._guard.identify(read_bearer(authorization))
+        if isinstance(owner, KnownClient):
+            return owner.client
+        return None if owner is ADMIN else owner.actor
 
     def _take_tokens(self, visitor: Visitor) -> None:
         if visitor.call is Call.REGISTRATION:

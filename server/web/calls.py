@@ -28,7 +28,7 @@ class Call(StrEnum):
 
     @property
     def needs_token(self) -> bool:
-        """A client's or the admin's; a registration brings a join code, and reading may be open."""
+        """A client's or a person's; a registration brings a join code, and reading may be open."""
         return self not in (Call.REGISTRATION, Call.STREAM, Call.READ)
 
 

@@ -23,19 +23,35 @@ from pydantic import SecretStr
 from server.settings import Reading, Settings
 from shared.addresses import is_loopback
 from shared.files import PRIVATE, replace_file, storage_errors
-from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
+from shared.problems import (
+    Forbidden,
+    MissingToken,
+    RevokedToken,
+    StorageUnavailable,
+    Unauthorised,
+    WrongToken,
+)
+from shared.schemas import UserRole, UserView
 
 __all__ = [
+    "ADMIN",
     "ADMIN_FILE",
+    "ANYBODY",
     "VIEWER_FILE",
     "Asking",
     "Guard",
     "KnownClient",
+    "Owner",
+    "Person",
+    "Visit",
+    "check_right",
     "find_bearer",
     "hash_token",
     "is_local",
     "load_admin_token",
     "load_viewer_token",
+    "make_key",
+    "make_person",
     "make_token",
     "read_bearer",
     "read_viewer_password",
@@ -44,7 +60,6 @@ __all__ = [
 CACHE_SECONDS = 2.0
 CACHE_ENTRIES = 10_000
 FAMILIAR_SECONDS = 3600.0
-ADMIN = "admin"
 ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
 PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 """Headers that proxies add."""
@@ -127,7 +142,7 @@ def _read_or_make(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Asking:
-    """What a request says of who reads: its header, the token's hash of its session, and whence it came."""
+    """What a request says of who reads: its header, its session (hash of the cookie), and whence it came."""
 
     authorization: str | None
     session: str | None
@@ -153,29 +168,110 @@ def is_local(request: Request) -> bool:
         return False
 
 
-def _forbid_client(client: str | None) -> None:
-    if client is not None:
-        raise Forbidden(
-            f"client {client!r} reads its own rows only, and this shows those of others",
-            hint="GET /api/v1/runs/RUN has what a client may read; for the rest ask for a viewer token.",
-        )
-
-
 @dataclass(frozen=True)
 class KnownClient:
-    """What the guard needs to know about the owner of a token."""
+    """What the guard needs to know about the worker that owns a token."""
 
     client: str
     revoked: bool
 
+    @property
+    def key(self) -> str:
+        return make_key("client", self.client)
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who acts or reads, and what for. ``runs``: the only ones that it is for; None: all.
+
+    ``actor``: what logs call the person: ``user:NAME``, ``admin`` and ``viewer`` for the tokens of the
+    settings, ``anybody`` without one.
+    """
+
+    actor: str
+    role: UserRole
+    runs: frozenset[str] | None = None
+    revoked: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.actor
+
+    def may(self, role: UserRole, run: str | None) -> bool:
+        """``run`` None: what concerns all of them."""
+        return self.role.includes(role) and (self.runs is None or run in self.runs)
+
+    def operates(self, run: str | None) -> bool:
+        return self.may(UserRole.OPERATOR, run)
+
+    def reads(self, run: str) -> bool:
+        return self.runs is None or run in self.runs
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Who looks at a page. ``session``: the hash of its cookie, of who has signed in."""
+
+    person: Person
+    session: str | None
+
+
+Owner = KnownClient | Person
+ADMIN = Person("admin", UserRole.ADMIN)
+VIEWER = Person("viewer", UserRole.VIEWER)
+ANYBODY = Person("anybody", UserRole.VIEWER)
+
+
+def make_person(user: UserView) -> Person:
+    runs = None if user.runs is None else frozenset(user.runs)
+    return Person(make_key("user", user.name), user.role, runs, user.revoked_at is not None)
+
+
+def make_key(kind: str, name: str) -> str:
+    """By which open requests are found when a client, user or session is not accepted any more."""
+    return f"{kind}:{name}"
+
+
+def _forbid_client(owner: Owner) -> Person:
+    if isinstance(owner, KnownClient):
+        raise Forbidden(
+            f"client {owner.client!r} reads its own rows only, and this shows those of others",
+            hint="GET /api/v1/runs/RUN has what a client may read; for the rest ask for a viewer token.",
+        )
+    return owner
+
+
+_NEEDS = {
+    UserRole.VIEWER: "a viewer's token",
+    UserRole.OPERATOR: "the token of an operator or the admin token",
+    UserRole.ADMIN: "the admin token",
+}
+
+
+def check_right(owner: Owner, role: UserRole, run: str | None) -> Person:
+    """The person, if it may act in this role on this run (None: on all); otherwise :class:`Forbidden`."""
+    where = f"run {run!r}" if run is not None else "all runs"
+    if isinstance(owner, KnownClient):
+        raise Forbidden(f"client {owner.client!r} may not do this", hint=f"This call needs {_NEEDS[role]}.")
+    if not owner.may(role, run):
+        raise Forbidden(
+            f"{owner.actor} is {owner.role.value} for {_name_runs(owner)} and may not do this",
+            hint=f"This call needs {_NEEDS[role]}, for {where}.",
+        )
+    return owner
+
+
+def _name_runs(person: Person) -> str:
+    return "all runs" if person.runs is None else ", ".join(sorted(person.runs))
+
 
 class Guard:
-    """Tells admin, client and viewer tokens apart, and says who reads without one.
+    """Tells whose a token is: a worker's, a person's, or one of the settings; and who reads without one.
 
-    ``find`` looks a client up by its token's hash, ``is_join_code`` says of a hash whether it was ever one of
-    a join token. Answers are remembered for :data:`CACHE_SECONDS`, so a
-    revocation made by another coordinator process takes effect after that time at the latest; one made
-    here takes effect at once (:meth:`forget`).
+    ``find`` looks an owner up by the token's hash, ``find_session`` a token's hash by that of a session,
+    ``is_join_code`` says of a hash whether it was ever one of a join token. Answers are remembered for
+    :data:`CACHE_SECONDS`, so a revocation made by another coordinator process takes effect after that time
+    at the latest; one made here takes effect at once (:meth:`forget`).
     """
 
     def __init__(
@@ -184,7 +280,8 @@ class Guard:
         admin: str,
         viewer: str | None,
         reading: Reading,
-        find: Callable[[str], Awaitable[KnownClient | None]],
+        find: Callable[[str], Awaitable[Owner | None]],
+        find_session: Callable[[str], Awaitable[str | None]],
         is_join_code: Callable[[str], Awaitable[bool]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -192,28 +289,28 @@ class Guard:
         self._viewer = hash_token(viewer) if viewer is not None else None
         self._reading = reading
         self._find = find
+        self._find_session = find_session
         self._is_join_code = is_join_code
         self._familiar: TTLCache[str, None] = TTLCache(CACHE_ENTRIES, FAMILIAR_SECONDS, timer=monotonic)
-        self._known: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
+        self._known: TTLCache[str, Owner] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
+        self._sessions: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
-    def is_admin(self, token: str) -> bool:
-        return are_same(hash_token(token), self._admin)
+    # ------------------------------------------------------------ whose token
 
-    async def require_admin(self, token: str) -> str:
-        """The actor "admin"; Forbidden for a client's token, WrongToken for an unknown one."""
-        if self.is_admin(token):
-            return ADMIN
-        client = await self.require_client(token)
-        raise Forbidden(f"client {client!r} may not do this", hint="This call needs the admin token.")
+    async def identify(self, token: str) -> Owner:
+        """Raises WrongToken and RevokedToken."""
+        return await self._identify_hash(hash_token(token))
+
+    async def require_person(self, token: str, role: UserRole, run: str | None) -> Person:
+        """Who may act in this role on this run (None: on all). Forbidden for everybody else."""
+        return check_right(await self.identify(token), role, run)
 
     async def require_client(self, token: str) -> str:
-        """The id of the client that owns the token."""
-        hashed = hash_token(token)
-        known = self._known.get(hashed)
-        if known is None:
-            known = self._known[hashed] = await self._look_up(hashed)
-            self._familiar[hashed] = None
-        return known
+        """The id of the client that owns the token; WrongToken for a person's, too."""
+        owner = await self.identify(token)
+        if isinstance(owner, Person):
+            raise _make_wrong_token()
+        return owner.client
 
     async def require_join_code(self, token: str) -> None:
         """Whether a registration is worth reading; it may be used up or revoked."""
@@ -230,52 +327,81 @@ class Guard:
     def is_familiar(self, token: str) -> bool:
         """Whether it is no guess: it was right within the last hour, or is the admin's or the viewers'."""
         hashed = hash_token(token)
-        return hashed in self._familiar or self._reads_all(hashed)
+        return hashed in self._familiar or self._find_in_settings(hashed) is not None
 
-    async def require_client_or_admin(self, token: str) -> str | None:
-        """The client's id, None for the admin."""
-        return None if self.is_admin(token) else await self.require_client(token)
+    # ------------------------------------------------------------ who reads
 
-    async def require_reader(self, asking: Asking) -> str | None:
-        """Who reads: the client's id for a client's token, which reads its own; None for who reads all."""
-        if self._is_open_to(asking) and asking.has_no_token:
-            return None
-        if asking.session is not None and self._reads_all(asking.session):
-            return None
-        return await self.identify_reader(read_viewer_password(asking.authorization))
+    async def require_reader(self, asking: Asking) -> Owner:
+        """Who reads: a worker its own rows, a person all of them, or those of its runs."""
+        if asking.has_no_token:
+            if (person := await self.find_session_owner(asking.session)) is not None:
+                return person
+            if self._is_open_to(asking):
+                return ANYBODY
+        return await self.identify(read_viewer_password(asking.authorization))
 
-    async def require_viewer(self, asking: Asking) -> None:
+    async def require_viewer(self, asking: Asking) -> Person:
         """What shows all clients' rows: Forbidden for a client."""
-        _forbid_client(await self.require_reader(asking))
+        return _forbid_client(await self.require_reader(asking))
 
-    async def check_viewer_token(self, token: str) -> None:
+    async def find_session_owner(self, session: str | None) -> Person | None:
+        """The person who signed in, by the hash of the cookie; None if the session or the token is over."""
+        if session is None:
+            return None
+        token_hash = self._sessions.get(session) or await self._find_session(session)
+        if token_hash is None:
+            return None
+        self._sessions[session] = token_hash
+        try:
+            owner = await self._identify_hash(token_hash)
+        except Unauthorised:
+            return None
+        return owner if isinstance(owner, Person) else None
+
+    async def check_viewer_token(self, token: str) -> Person:
         """Forbidden for a client's token, WrongToken for an unknown one."""
-        _forbid_client(await self.identify_reader(token))
-
-    async def identify_reader(self, token: str) -> str | None:
-        return None if self._reads_all(hash_token(token)) else await self.require_client(token)
+        return _forbid_client(await self.identify(token))
 
     def _is_open_to(self, asking: Asking) -> bool:
         return self._reading == "open" or (self._reading == "local" and asking.is_local)
 
-    def _reads_all(self, hashed: str) -> bool:
-        is_viewer = self._viewer is not None and are_same(hashed, self._viewer)
-        return is_viewer or are_same(hashed, self._admin)
+    # ------------------------------------------------------------ what is remembered
 
-    def forget(self, client: str) -> None:
-        for hashed in [key for key in self._known if self._known.get(key) == client]:
+    def forget(self, key: str) -> None:
+        """What is not accepted any more: see :func:`make_key`."""
+        for hashed in [hashed for hashed, owner in self._known.items() if owner.key == key]:
             self._known.pop(hashed, None)
+        kind, _, name = key.partition(":")
+        if kind == "session":
+            self._sessions.pop(name, None)
 
-    async def _look_up(self, hashed: str) -> str:
+    def _find_in_settings(self, hashed: str) -> Person | None:
+        if are_same(hashed, self._admin):
+            return ADMIN
+        return VIEWER if self._viewer is not None and are_same(hashed, self._viewer) else None
+
+    async def _identify_hash(self, hashed: str) -> Owner:
+        owner = self._find_in_settings(hashed) or self._known.get(hashed)
+        if owner is None:
+            owner = self._known[hashed] = await self._look_up(hashed)
+            self._familiar[hashed] = None
+        return owner
+
+    async def _look_up(self, hashed: str) -> Owner:
         found = await self._find(hashed)
         if found is None:
-            raise WrongToken(
-                "the token belongs to no client of this coordinator",
-                hint="Check the coordinator's address; to register anew, remove the worker's credential.",
-            )
+            raise _make_wrong_token()
         if found.revoked:
+            who = f"client {found.client!r}" if isinstance(found, KnownClient) else found.actor
             raise RevokedToken(
-                f"the token of client {found.client!r} has been revoked",
-                hint="Ask the coordinator's operator for a new join token.",
+                f"the token of {who} has been revoked",
+                hint="Ask the coordinator's operator for a new one.",
             )
-        return found.client
+        return found
+
+
+def _make_wrong_token() -> WrongToken:
+    return WrongToken(
+        "the token belongs to no client of this coordinator",
+        hint="Check the coordinator's address; to register anew, remove the worker's credential.",
+    )

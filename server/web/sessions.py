@@ -1,8 +1,7 @@
-"""Sign-in of browsers: a signed cookie in place of the token, and forms that other sites cannot send.
+"""Sign-in of browsers: a cookie in place of the token, and forms that other sites cannot send.
 
-A cookie holds the hash of the token that was given, when it ends, and a signature. Nothing is stored: every
-coordinator with the same admin token reads it, and a new one ends every session. At each request the guard
-decides anew what the hash's owner may read.
+A cookie holds 256 random bits, of which the coordinator keeps the hash beside that of the token. At each
+request the guard decides anew what that token's owner may; signing out ends the session at the coordinator.
 """
 
 from __future__ import annotations
@@ -11,44 +10,51 @@ import datetime as dt
 import hmac
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 
+from server.web.security import hash_token, make_token
+
 __all__ = ["SESSION_HOURS", "Sessions", "choose_next"]
 
 SESSION_HOURS = 12
-_COOKIE = re.compile(r"(?P<end>[0-9]{1,12})\.(?P<token>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})", re.ASCII)
+_COOKIE = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_OWN = ("same-origin", "none")
+"""What a browser says in Sec-Fetch-Site of a request that no other site has caused."""
+
+Keep = Callable[[str, str, dt.datetime, str], Awaitable[None]]
+"""Keeps a session: its hash, the token's hash, when it ends, who it is."""
 
 
 class Sessions:
     """``secret``: what only coordinators of one deployment know, the admin token."""
 
-    def __init__(self, secret: str, clock: Callable[[], dt.datetime]) -> None:
+    def __init__(self, secret: str, clock: Callable[[], dt.datetime], keep: Keep) -> None:
         self._key = hmac.digest(secret.encode(), b"feddisco sessions", "sha256")
         self._clock = clock
+        self._keep = keep
         # one host name may have several coordinators on its ports, and cookies know no ports
         self._name = f"feddisco-{self._sign('name', '')[:8]}"
 
     # ------------------------------------------------------------ the session
 
-    def start(self, request: Request, response: Response, token_hash: str) -> None:
-        """Let the browser that gave this token read on for :data:`SESSION_HOURS`."""
-        end = self._clock() + dt.timedelta(hours=SESSION_HOURS)
-        text = f"{int(end.timestamp())}.{token_hash}"
-        self._set(request, response, "session", f"{text}.{self._sign('session', text)}")
+    async def start(self, request: Request, response: Response, token_hash: str, actor: str) -> None:
+        """Let the browser that gave this token go on for :data:`SESSION_HOURS`."""
+        secret = make_token()
+        ends_at = self._clock() + dt.timedelta(hours=SESSION_HOURS)
+        await self._keep(hash_token(secret), token_hash, ends_at, actor)
+        self._set(request, response, "session", secret)
 
     def read(self, request: Request) -> str | None:
-        """The hash of the token that was given at the sign-in; None if there is no session, or it is over."""
-        found = _COOKIE.fullmatch(self._get(request, "session"))
-        if found is None or int(found["end"]) < self._clock().timestamp():
-            return None
-        signed = self._sign("session", f"{found['end']}.{found['token']}")
-        return found["token"] if hmac.compare_digest(signed, found["mac"]) else None
+        """The hash of the session's cookie; None if there is none. Whether it goes on, the guard says."""
+        found = self._get(request, "session")
+        return hash_token(found) if _COOKIE.fullmatch(found) else None
 
-    def end(self, request: Request, response: Response) -> None:
+    def forget(self, request: Request, response: Response) -> None:
+        """Let the browser forget the cookie; the session itself is ended by its hash."""
         name = self._cookie(request, "session")
         response.delete_cookie(name, secure=_is_secure(request), httponly=True, samesite="strict")
 
@@ -57,24 +63,27 @@ class Sessions:
     def protect_form(self, request: Request) -> tuple[str, str]:
         """Nonce and seal of a form: one for a cookie (:meth:`keep_nonce`), one for a field.
 
-        Another site can neither read the cookie nor make a seal that fits it.
+        Another site can neither read the cookie nor make a seal that fits it; and a seal fits one session.
         """
         nonce = self._get(request, "form")
         nonce = nonce if _NONCE.fullmatch(nonce) else secrets.token_hex(16)
-        return nonce, self._sign("form", nonce)
+        return nonce, self._seal(request, nonce)
 
     def keep_nonce(self, request: Request, response: Response, nonce: str) -> None:
         self._set(request, response, "form", nonce)
 
     def is_own_form(self, request: Request, seal: str) -> bool:
         nonce = self._get(request, "form")
-        expected = self._sign("form", nonce)
-        return bool(_NONCE.fullmatch(nonce)) and hmac.compare_digest(expected.encode(), seal.encode())
+        is_own = request.headers.get("sec-fetch-site", "none") in _OWN
+        expected = self._seal(request, nonce)
+        return (
+            is_own
+            and bool(_NONCE.fullmatch(nonce))
+            and hmac.compare_digest(expected.encode(), seal.encode("utf-8", "replace"))
+        )
 
-    def protect_sign_out(self, request: Request) -> str | None:
-        """The seal of the form that ends this browser's session; None if it has none."""
-        nonce = self._get(request, "form")
-        return self._sign("form", nonce) if nonce and self.read(request) is not None else None
+    def _seal(self, request: Request, nonce: str) -> str:
+        return self._sign("form", f"{nonce}:{self.read(request) or ''}")
 
     # ------------------------------------------------------------ cookies
 

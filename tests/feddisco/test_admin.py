@@ -68,16 +68,16 @@ def test_a_token_comes_from_the_file_then_the_environment_then_the_folder(
     (tmp_path / "admin-token").write_text("from-the-folder\n")
     (tmp_path / "given").write_text("from-the-file\n")
     monkeypatch.setenv("FEDDISCO_DATA_FOLDER", str(tmp_path))
-    assert ConsoleSettings().token() == "from-the-folder"
+    assert ConsoleSettings().find_token() == "from-the-folder"
     monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "from-the-environment")
-    assert ConsoleSettings().token() == "from-the-environment"
-    assert ConsoleSettings(admin_token_file=tmp_path / "given").token() == "from-the-file"
+    assert ConsoleSettings().find_token() == "from-the-environment"
+    assert ConsoleSettings(admin_token_file=tmp_path / "given").find_token() == "from-the-file"
 
 
 def test_no_token_says_where_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDDISCO_ADMIN_TOKEN", raising=False)
     with pytest.raises(MissingToken, match="admin-token") as caught:
-        ConsoleSettings(data_folder=tmp_path).token()
+        ConsoleSettings(data_folder=tmp_path).find_token()
     assert "FEDDISCO_ADMIN_TOKEN" in caught.value.hint
 
 

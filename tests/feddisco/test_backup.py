@@ -95,6 +95,7 @@ def test_a_run_goes_on_from_a_backup_made_while_it_ran(
     elsewhere = settings_for(target, tmp_path / "elsewhere")
     restore(elsewhere, backup, later="none")
     kept = rows(target)
+    assert '"action":"restored"' in str(kept["audit_log"].pop()[1])
     assert {name: kept[name] for name in kept if name != "installation"} == {
         name: stored[name] for name in stored if name != "installation"
     }

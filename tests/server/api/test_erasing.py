@@ -53,12 +53,13 @@ def upload_round(number: int, attempt: int, south: ManualClient, north: ManualCl
 
 
 def everything(at: Live) -> str:
-    """All rows of the database as one text."""
+    """All rows of the database but the audit log's as one text."""
     with at.coordinator.store.engine.connect() as connection:
         return json.dumps(
             [
                 [str(value) for row in connection.execute(sa.select(table)) for value in row]
                 for table in metadata.sorted_tables
+                if table.name != "audit_log"  # it keeps who was there: names, none of their words
             ]
         )
 

@@ -28,7 +28,7 @@ OPEN = {"/healthz", "/readyz", "/openapi.json", "/sign-in"}
 
 ONLY_CLIENTS = {"/api/v1/work", "/api/v1/runs/{run}/rounds/{n}/receipt"}
 BLOB = "/api/v1/blobs/{sha256}"
-ONLY_ADMIN = {"/api/v1/clients", "/api/v1/join-tokens", BLOB}
+ONLY_ADMIN = {"/api/v1/clients", "/api/v1/join-tokens", "/api/v1/users", "/api/v1/audit", BLOB}
 
 REASON = "Jane Doe 1961-04-02 is not a number"
 DECLINED = "the disk of bravo burns"
@@ -161,7 +161,7 @@ def events_of(event: dict[str, Any], client: str) -> Iterator[str]:
 def get_addresses(story: Story) -> dict[str, str]:
     """By route, an address that exists."""
     update = next(row["update"] for row in round_one(story)["ledger"] if row["client"] == "bravo")
-    given = {"run": "demo", "n": "1", "round": "1", "sha256": update}
+    given = {"run": "demo", "n": "1", "round": "1", "sha256": update, "client": "bravo", "action": "stop"}
     addresses = {}
     for context in iter_route_contexts(create_app(story.at.coordinator).routes):
         methods = context.methods or set()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.database.session import make_engine
 from server.settings import Settings, unknown_variables
@@ -15,6 +17,7 @@ from server.web.errors import describe_invalid
 from server.web.security import (
     Guard,
     KnownClient,
+    Person,
     hash_token,
     load_admin_token,
     make_token,
@@ -22,6 +25,7 @@ from server.web.security import (
     read_viewer_password,
 )
 from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
+from shared.schemas import UserRole
 from tests.helpers.live_coordinator import ADMIN, JOIN, Live, live
 
 VIEWER = "viewer-token-of-the-tests"
@@ -38,6 +42,9 @@ class Clients:
         self.asked += 1
         return self.rows.get(hashed)
 
+    async def find_session(self, hashed: str) -> str | None:
+        return None
+
     async def is_join_code(self, hashed: str) -> bool:
         self.asked += 1
         return hashed == hash_token(JOIN)
@@ -50,6 +57,7 @@ def guard(clients: Clients, now: list[float] | None = None) -> Guard:
         viewer=VIEWER,
         reading="closed",
         find=clients.find,
+        find_session=clients.find_session,
         is_join_code=clients.is_join_code,
         monotonic=lambda: ticks[0],
     )
@@ -70,11 +78,26 @@ def test_missing_wrong_and_revoked_are_told_apart() -> None:
 
 def test_a_client_is_not_the_admin() -> None:
     found = guard(Clients(anna=False))
-    assert asyncio.run(found.require_admin(ADMIN)) == "admin"
-    with pytest.raises(Forbidden, match="anna"):
-        asyncio.run(found.require_admin("anna"))
+    for role in UserRole:
+        assert asyncio.run(found.require_person(ADMIN, role, None)).actor == "admin"
+        with pytest.raises(Forbidden, match="anna"):
+            asyncio.run(found.require_person("anna", role, None))
+        with pytest.raises(WrongToken):
+            asyncio.run(found.require_person("nobody", role, "demo"))
     with pytest.raises(WrongToken):
-        asyncio.run(found.require_admin("nobody"))
+        asyncio.run(found.require_client(ADMIN))
+
+
+@given(st.sampled_from(UserRole), st.none() | st.frozensets(st.sampled_from("ab")), st.sampled_from(UserRole))
+def test_a_role_includes_those_below_it_and_reaches_its_runs_only(
+    role: UserRole, runs: frozenset[str] | None, needed: UserRole
+) -> None:
+    order = [UserRole.VIEWER, UserRole.OPERATOR, UserRole.ADMIN]
+    person = Person("user:maria", role, runs)
+    for run in ("a", "b", None):
+        is_within = runs is None or run in runs
+        assert person.may(needed, run) == (is_within and order.index(role) >= order.index(needed))
+    assert runs is None or not person.may(needed, None), "what is for some runs is not for all"
 
 
 def test_answers_are_remembered_for_a_moment_and_forgotten_at_once() -> None:
@@ -87,7 +110,7 @@ def test_answers_are_remembered_for_a_moment_and_forgotten_at_once() -> None:
     asyncio.run(found.require_client("anna"))
     assert clients.asked == 2
     clients.rows[hash_token("anna")] = KnownClient("anna", True)
-    found.forget("anna")
+    found.forget("client:anna")
     with pytest.raises(RevokedToken):
         asyncio.run(found.require_client("anna"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,8 +29,17 @@ from server.database.tables import (
     runs,
 )
 from shared.problems import SchemaOutdated, StorageUnavailable
-from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.schemas import (
+    EnrolmentStatus,
+    ParticipantStatus,
+    Role,
+    RoundStatus,
+    RunStatus,
+    UserRequest,
+    UserRole,
+)
 
+BEFORE_PEOPLE, PEOPLE = "0012", "0013"
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -177,6 +187,35 @@ def test_a_blob_of_schema_0004_has_no_fault_and_was_never_checked(empty_database
     with engine.connect() as connection:
         (older,) = connection.execute(sa.text("SELECT * FROM blobs"))
         assert (older.bytes, len(older)) == (7, 3)
+    engine.dispose()
+
+
+def test_people_and_audit_log_begin_after_the_events_that_are_there(empty_database_url: str) -> None:
+    upgrade(empty_database_url, BEFORE_PEOPLE)
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        old = {"at": at, "kind": "run_paused", "actor": "admin", "detail": {}}
+        connection.execute(events.insert(), [old, old])
+    upgrade(empty_database_url, PEOPLE)
+    store = Store(engine)
+    (begun,) = map(json.loads, store.audit_entries(0, 10))
+    assert (begun["action"], begun["detail"], begun["number"]) == ("audit_begun", {"after_event": 2}, 1)
+    assert store.find_audit_faults() == [], "what was done before has no entry"
+    store.add_join_token("0" * 64, 1, None, at, actor="admin")
+    request = UserRequest(name="maria", role=UserRole.OPERATOR, runs=("demo",))
+    store.add_user(request, "1" * 64, "admin", at)
+    assert store.find_audit_faults() == []
+    assert [json.loads(entry)["action"] for entry in store.audit_entries(1, 10)] == [
+        "join_token_added",
+        "user_added",
+    ]
+    (maria,) = store.users()
+    assert (maria.role, maria.runs, maria.created_at) == (UserRole.OPERATOR, ("demo",), at)
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE users SET role = 'root'"))
+    downgrade(empty_database_url, BEFORE_PEOPLE)
+    assert not {"users", "sessions", "audit_log"} & set(sa.inspect(engine).get_table_names())
     engine.dispose()
 
 

@@ -36,6 +36,10 @@ TEMPLATES = {
     "problems.html": contexts.ProblemsPage,
     "problem.html": contexts.ProblemPage,
     "reference.html": contexts.ReferencePage,
+    "action.html": contexts.ActionPage,
+    "create.html": contexts.CreatePage,
+    "clients.html": contexts.ClientsPage,
+    "invitation.html": contexts.InvitationPage,
 }
 PAGES = (
     "/",
@@ -50,6 +54,10 @@ PAGES = (
     "/runs/sizes",
     "/runs/sizes/rounds/1",
     "/runs/waiting",
+    "/runs/waiting/do/stop",
+    "/create",
+    "/create?template=finished",
+    "/clients",
     "/runs/unknown",
 )
 
@@ -101,7 +109,7 @@ def test_every_page_is_whole_and_loads_nothing_from_elsewhere(
             assert re.match(r"^([/?#]|$)", element.attributes.get(name, "")), element
     for script in html.all("script"):
         assert script.text == ""
-        assert script.attributes["src"].startswith("/static/live.js?v=")
+        assert re.match(r"/static/(live|create)\.js\?v=", script.attributes["src"])
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -140,7 +148,7 @@ def test_a_template_uses_what_its_context_declares_and_nothing_else(template: st
     """Both ways: an undeclared name would fail, a declared one that no template uses is dead."""
     made = environment()
     assert made.loader is not None
-    macros = set(dir(made.get_template("parts.html").module))
+    macros = {name for file in ("parts.html", "forms.html") for name in dir(made.get_template(file).module)}
     used: set[str] = set()
     for name in (template, "base.html"):
         tree = made.parse(made.loader.get_source(made, name)[0])

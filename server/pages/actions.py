@@ -1,0 +1,297 @@
+"""Forms with which people act. Each does what a call of the API does, by calling it; no script is needed.
+
+A form is taken only from who has signed in and has the right, and only with the seal of this browser and
+this session (``server.web.sessions``). What is refused is said on the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BaseModel, ValidationError
+
+from server.api import clients as clients_api
+from server.api import enrolments as enrolments_api
+from server.api import runs as runs_api
+from server.api.documents import ClientId, RunId
+from server.coordinator import Coordinator
+from server.pages.contexts import ActionPage, FormField
+from server.pages.offers import ACTIONS, REASON, ROUND, run_command
+from server.pages.routes import render_visit
+from server.pages.sign_in import FOREIGN, read_form
+from server.web.read_notes import describe_refusal
+from server.web.security import Visit, check_right
+from shared.config import describe_faults
+from shared.problems import Forbidden, InvalidRequest, NotFound, Problem
+from shared.schemas import ApprovalRequest, ControlRequest, EnrolmentView, RewindRequest, UserRole
+
+__all__ = ["Actions", "Form"]
+
+Body = TypeVar("Body", bound=BaseModel)
+SIGN_IN = "Sign in to do it here."
+ActionName = Annotated[str, Path(pattern="^[a-z]{1,20}$")]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form that came with the right seal, and who sent it."""
+
+    actor: str
+    fields: dict[str, str]
+
+    def text(self, name: str) -> str:
+        return self.fields.get(name, "").strip()
+
+    def body(self, kind: type[Body], *names: str) -> Body:
+        """These fields as the body of a call. Raises :class:`InvalidRequest` that names each wrong one."""
+        try:
+            return kind.model_validate({name: self.text(name) for name in names})
+        except ValidationError as error:
+            raise InvalidRequest(describe_faults(error)) from None
+
+    def reason(self) -> ControlRequest:
+        """Raises :class:`InvalidRequest` for one that is too long."""
+        return self.body(ControlRequest, "reason")
+
+    def require_tick(self) -> None:
+        if self.text("sure") != "yes":
+            raise InvalidRequest("tick the box first", hint="What this does cannot be undone.")
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The addresses below ``/runs/RUN/do/`` and ``/clients/CLIENT/do/``."""
+
+    coordinator: Coordinator
+
+    def router(self) -> APIRouter:
+        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        for address, show, act in (
+            ("/runs/{run}/do/{action}", self.show_run_action, self.act_on_run),
+            ("/runs/{run}/clients/{client}/do/{action}", self.show_enrolment_action, self.act_on_enrolment),
+            ("/clients/{client}/do/revoke", self.show_revocation, self.revoke_client),
+        ):
+            router.add_api_route(address, show, methods=["GET"])
+            router.add_api_route(address, act, methods=["POST"])
+        return router
+
+    # ------------------------------------------------------------ runs
+
+    async def show_run_action(self, request: Request, run: RunId, action: ActionName) -> Response:
+        return await self._show(request, await self._describe_run_action(run, action), run)
+
+    async def act_on_run(self, request: Request, run: RunId, action: ActionName) -> Response:
+        page = await self._describe_run_action(run, action)
+
+        async def act(form: Form) -> None:
+            if ACTIONS[action].is_final:
+                form.require_tick()
+            match action:
+                case "start":
+                    await runs_api.start(run, self.coordinator, form.actor)
+                case "resume":
+                    await runs_api.resume(run, self.coordinator, form.actor)
+                case "pause":
+                    await runs_api.pause(run, self.coordinator, form.actor, form.reason())
+                case "rewind":
+                    body = form.body(RewindRequest, "round", "reason")
+                    await runs_api.rewind(run, body, self.coordinator, form.actor)
+                case _:
+                    await runs_api.stop(run, self.coordinator, form.actor, form.reason())
+
+        return await self.act(request, page, run, act)
+
+    async def _describe_run_action(self, run: str, action: str) -> ActionPage:
+        view = await self.coordinator.threads.run(
+            self.coordinator.store.run_view, run, self.coordinator.clock()
+        )
+        if action not in ACTIONS:
+            raise NotFound(f"There is nothing to do called {action!r}.")
+        chosen = ACTIONS[action]
+        options = {"round": "N"} if ROUND in chosen.fields else {}
+        options |= {"reason": "WHY"} if REASON in chosen.fields else {}
+        return self._describe(
+            title=f"{chosen.label} {run}",
+            trail=((f"/runs/{run}", run),),
+            label=chosen.label,
+            explanation=f"{run} is {view.status.value}. {chosen.explanation}",
+            command=run_command(action, run, **options),
+            address=f"/runs/{run}/do/{action}",
+            back=f"/runs/{run}",
+            fields=chosen.form,
+            refusal=""
+            if view.status in chosen.statuses
+            else f"This is not possible with a run that is {view.status.value}.",
+        )
+
+    # ------------------------------------------------------------ clients of a run
+
+    async def show_enrolment_action(
+        self, request: Request, run: RunId, client: ClientId, action: ActionName
+    ) -> Response:
+        return await self._show(request, await self._describe_enrolment_action(run, client, action), run)
+
+    async def act_on_enrolment(
+        self, request: Request, run: RunId, client: ClientId, action: ActionName
+    ) -> Response:
+        page = await self._describe_enrolment_action(run, client, action)
+
+        async def act(form: Form) -> None:
+            if action == "approve":
+                body = form.body(ApprovalRequest, "examples")
+                await enrolments_api.approve(run, client, body, self.coordinator, form.actor)
+            else:
+                await enrolments_api.refuse(run, client, self.coordinator, form.actor, form.reason())
+
+        return await self.act(request, page, run, act)
+
+    async def _describe_enrolment_action(self, run: str, client: str, action: str) -> ActionPage:
+        view = await self.coordinator.threads.run(
+            self.coordinator.store.run_view, run, self.coordinator.clock()
+        )
+        found = next((row for row in view.enrolments if row.client == client), None)
+        if found is None or action not in ("approve", "refuse"):
+            raise NotFound(f"There is no client {client!r} in {run!r} to {action}.")
+        label = "Let in" if action == "approve" else "Keep out"
+        return self._describe(
+            title=f"{label} {client}",
+            trail=((f"/runs/{run}", run),),
+            label=label,
+            explanation=_explain_enrolment(action, found),
+            command=_enrolment_command(action, run, found),
+            address=f"/runs/{run}/clients/{client}/do/{action}",
+            back=f"/runs/{run}#clients",
+            fields=[FormField(name="examples", label="", kind="hidden", value=str(found.examples))]
+            if action == "approve"
+            else [REASON],
+        )
+
+    # ------------------------------------------------------------ clients
+
+    async def show_revocation(self, request: Request, client: ClientId) -> Response:
+        return await self._show(request, await self._describe_revocation(client), None)
+
+    async def revoke_client(self, request: Request, client: ClientId) -> Response:
+        async def act(form: Form) -> None:
+            form.require_tick()
+            await clients_api.revoke(client, self.coordinator, form.actor)
+
+        return await self.act(request, await self._describe_revocation(client), None, act)
+
+    async def _describe_revocation(self, client: str) -> ActionPage:
+        return self._describe(
+            title=f"Revoke {client}",
+            trail=(("/clients", "Clients"),),
+            label="Revoke",
+            explanation=f"The token of {client} stops working at once, and it leaves every run. What it "
+            "delivered stays. The site can only join again under another name.",
+            command=f"feddisco clients revoke {client}",
+            address=f"/clients/{client}/do/revoke",
+            back="/clients",
+            fields=[FormField(name="sure", label="I am sure", kind="tick")],
+        )
+
+    # ------------------------------------------------------------ all forms
+
+    def _describe(
+        self,
+        *,
+        title: str,
+        trail: Sequence[tuple[str, str]],
+        label: str,
+        explanation: str,
+        command: str,
+        address: str,
+        back: str,
+        fields: Sequence[FormField],
+        refusal: str = "",
+    ) -> ActionPage:
+        return ActionPage(
+            title=title,
+            now=self.coordinator.clock(),
+            label=label,
+            trail=trail,
+            explanation=explanation,
+            command=command,
+            address=address,
+            back=back,
+            fields=fields,
+            fault="",
+            refusal=refusal,
+        )
+
+    async def _show(self, request: Request, page: ActionPage, run: str | None) -> Response:
+        visit: Visit = request.state.visit
+        refusal = page.refusal or explain_refusal(visit, run)
+        return self._render(request, replace(page, refusal=refusal))
+
+    async def act(
+        self,
+        request: Request,
+        page: ActionPage,
+        run: str | None,
+        act: Callable[[Form], Awaitable[None]],
+    ) -> Response:
+        """Do it and lead back; or the form again, with what was wrong."""
+        try:
+            form = await require_form(self.coordinator, request, run)
+            await act(form)
+        except Problem as problem:
+            self.coordinator.telemetry.count_problem(problem.code)
+            visit: Visit = request.state.visit
+            again = replace(page, fault=str(problem), refusal=page.refusal or explain_refusal(visit, run))
+            return self._render(request, again, problem.status)
+        return RedirectResponse(page.back, HTTPStatus.SEE_OTHER)
+
+    def _render(self, request: Request, page: ActionPage, status: int = HTTPStatus.OK) -> Response:
+        return render_visit(self.coordinator.sessions, request, "action.html", page, status)
+
+
+async def require_form(coordinator: Coordinator, request: Request, run: str | None) -> Form:
+    """The form, if who sent it has signed in, made it here and is operator of the run (None: of all).
+
+    Raises :class:`Forbidden`; an attempt without the right is noted in the audit log.
+    """
+    visit: Visit = request.state.visit
+    if visit.session is None:
+        raise Forbidden("nobody has signed in with this browser", hint="Sign in, then send the form again.")
+    fields = await read_form(request)
+    if not coordinator.sessions.is_own_form(request, fields.get("seal", "")):
+        raise Forbidden(FOREIGN)
+    try:
+        person = check_right(visit.person, UserRole.OPERATOR, run)
+    except Forbidden:
+        await coordinator.read_notes.add(describe_refusal(visit.person, request))
+        raise
+    return Form(person.actor, fields)
+
+
+def explain_refusal(visit: Visit, run: str | None) -> str:
+    """Why there is no form for this visitor; empty if there is one."""
+    if visit.session is None:
+        return SIGN_IN
+    if visit.person.may(UserRole.OPERATOR, run):
+        return ""
+    return f"Your token is for reading{' other runs' if run is not None and visit.person.runs else ''} only."
+
+
+def _explain_enrolment(action: str, found: EnrolmentView) -> str:
+    if action == "approve":
+        return (
+            f"{found.client} takes part as {found.role.value} with {found.examples} examples. If it declares "
+            "another number, it waits again."
+        )
+    return (
+        f"{found.client} takes no part in the run; an open round goes on without it. If it enrols again, it "
+        "waits for approval."
+    )
+
+
+def _enrolment_command(action: str, run: str, found: EnrolmentView) -> str:
+    options = f"--examples {found.examples}" if action == "approve" else "--reason WHY"
+    return f"feddisco run {action} {run} {found.client} {options}"

@@ -1,0 +1,386 @@
+"""Acting from the pages: forms without a script, who may send them, and what nobody may make of them."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.pages.clients_page import draw_code, read_invitation, write_command
+from server.pages.create_page import next_name, write_short
+from server.pages.offers import ACTIONS, run_command
+from shared.config import RunConfig
+from shared.join_codes import read_join_code
+from shared.problems import InvalidRequest
+from shared.run_files import read_config, write_config
+from shared.schemas import Role
+from tests.helpers.live_coordinator import ADMIN, TASK, Live, file_of, live, sha256
+from tests.helpers.page_reading import Html
+
+VIEWER = "viewer-token-of-the-tests"
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "data", viewer_token=VIEWER) as opened:
+        opened.create()
+        yield opened
+
+
+def fields_of(page: httpx.Response) -> dict[str, str]:
+    """The hidden fields of the page's forms, the last of each name."""
+    found = re.findall(r'<input name="(\w+)" type="hidden" value="([^"]*)">', page.text)
+    return {name: html.unescape(value) for name, value in found}
+
+
+class Browser:
+    """Who has signed in, in a browser without script; with the right kind of each form by default."""
+
+    def __init__(self, at: Live, token: str) -> None:
+        self.http = httpx.Client(base_url=at.url, headers=PAGE, timeout=30)
+        at._open.append(self.http)
+        asked = self.http.get("/sign-in")
+        answer = self.http.post("/sign-in", data={**fields_of(asked), "token": token})
+        assert answer.status_code == 303, answer.text
+
+    def get(self, address: str) -> httpx.Response:
+        return self.http.get(address)
+
+    def send(self, address: str, /, form: str | None = None, **fields: str) -> httpx.Response:
+        """Fill in the form on the page ``form`` (the address itself) and send it."""
+        page = self.http.get(form or address)
+        return self.http.post(address, data={**fields_of(page), **fields})
+
+
+def add(at: Live, name: str, role: str, *runs: str) -> Browser:
+    answer = at.admin.post("/users", json={"name": name, "role": role, "runs": list(runs) or None})
+    return Browser(at, answer.json()["token"])
+
+
+def started(at: Live) -> None:
+    for name in ("anna", "otto"):
+        site = at.site(name)
+        assert site.enrol("demo", 10).status_code == 200
+        assert site.submit("demo", 0.5).status_code == 204
+    at.wait_for(lambda: at.run()["status"] == "running")
+
+
+def test_an_operator_pauses_resumes_and_stops(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    started(at)
+    page = olga.get("/runs/demo")
+    words = ("Start now", "Pause", "Resume", "Go back", "Stop")
+    assert [word for word in words if f'">{word}</a>' in page.text] == ["Pause", "Go back", "Stop"]
+    asked = olga.get("/runs/demo/do/pause")
+    assert "feddisco run pause demo --reason WHY" in asked.text
+    assert "<script" not in asked.text
+    answer = olga.send("/runs/demo/do/pause", reason="the power is cut <b>at noon</b>")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/demo")
+    assert (at.run()["status"], at.events()[-1]["actor"]) == ("paused", "user:olga")
+    assert "the power is cut &lt;b&gt;at noon&lt;/b&gt;" in olga.get("/runs/demo").text
+    assert olga.send("/runs/demo/do/resume").status_code == 303
+    assert at.run()["status"] == "running"
+    untold = olga.send("/runs/demo/do/stop", reason="enough")
+    assert (untold.status_code, "tick the box" in untold.text) == (422, True)
+    assert at.run()["status"] == "running"
+    assert olga.send("/runs/demo/do/stop", reason="enough", sure="yes").status_code == 303
+    assert (at.run()["status"], at.run()["reason"]) == ("stopped", "enough")
+    refused = olga.send("/runs/demo/do/pause")
+    assert (refused.status_code, "not possible with a run that is stopped" in refused.text) == (409, True)
+    assert olga.send("/runs/demo/do/stop", reason="x" * 2001, sure="yes").status_code == 422
+    for nothing in ("/runs/demo/do/explode", "/runs/nothing/do/pause", "/runs/demo/clients/anna/do/love"):
+        assert olga.get(nothing).status_code == 404, nothing
+
+
+def test_an_operator_goes_back_to_a_round(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    at.create("back", weighting={"kind": "sizes"}, rounds=3)
+    sites = [at.site(name) for name in ("anna", "otto")]
+    for site in sites:
+        assert site.enrol("back", 10).status_code == 200
+    for site in sites:
+        assert site.until("train")["round"] == 1
+        assert site.upload("back", 1, file_of(1.0)).status_code == 200
+    at.wait_for(lambda: at.run("back")["completed_rounds"] == 1)
+    assert "feddisco run rewind back --round N --reason WHY" in olga.get("/runs/back/do/rewind").text
+    for wrong, status in (("2", 409), ("x", 422), ("", 422), ("-1", 422)):
+        assert olga.send("/runs/back/do/rewind", round=wrong, sure="yes").status_code == status, wrong
+    assert olga.send("/runs/back/do/rewind", round="0", reason="a liar", sure="yes").status_code == 303
+    assert at.run("back")["completed_rounds"] == 0
+    assert [event["actor"] for event in at.events("back") if event["kind"] == "run_rewound"] == ["user:olga"]
+
+
+def test_an_operator_lets_in_keeps_out_and_revokes(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    at.create("asks", approve="sizes")
+    anna, otto = at.site("anna"), at.site("otto")
+    for site in (anna, otto):
+        assert site.enrol("asks", 40).json()["status"] == "awaiting_approval"
+    assert "/runs/asks/clients/anna/do/approve" in olga.get("/runs/asks").text
+    assert "--examples 40" in olga.get("/runs/asks/clients/anna/do/approve").text
+    wrong = olga.send("/runs/asks/clients/anna/do/approve", examples="41")
+    assert wrong.status_code == 409, "another size than the one that was looked at"
+    assert olga.send("/runs/asks/clients/anna/do/approve").status_code == 303
+    assert olga.send("/runs/asks/clients/otto/do/refuse", reason="not invited").status_code == 303
+    statuses = {row["client"]: row["status"] for row in at.run("asks")["enrolments"]}
+    assert statuses == {"anna": "awaiting_discrepancy", "otto": "refused"}
+    assert olga.send("/clients/otto/do/revoke").status_code == 422
+    assert olga.send("/clients/otto/do/revoke", sure="yes").headers["location"] == "/clients"
+    assert otto.http.get("/work").status_code == 401
+
+
+FORMS = [
+    ("/runs/demo/do/start", {}),
+    ("/runs/demo/do/pause", {"reason": "x"}),
+    ("/runs/demo/do/resume", {}),
+    ("/runs/demo/do/stop", {"sure": "yes"}),
+    ("/runs/demo/clients/anna/do/approve", {"examples": "10"}),
+    ("/runs/demo/clients/anna/do/refuse", {}),
+    ("/clients/anna/do/revoke", {"sure": "yes"}),
+    ("/clients/invite", {"name": "eve"}),
+    ("/join-tokens/1/revoke", {}),
+    ("/create", {"do": "create", "text": "name: eve"}),
+]
+
+
+def test_nobody_acts_with_a_form_of_another_or_without_the_right(at: Live) -> None:
+    """Every form, by a viewer, an operator of another run, nobody, and from another site."""
+    at.create("other")
+    site = at.site("anna")
+    assert site.enrol("demo", 10).status_code == 200
+    admin, vera, oskar = Browser(at, ADMIN), add(at, "vera", "viewer"), add(at, "oskar", "operator", "other")
+    seal = fields_of(admin.get("/runs/demo"))["seal"]
+    before = at.events(None), at.run(), at.admin.get("/join-tokens").json()
+    for address, filled in FORMS:
+        for person in (vera, oskar):
+            own = fields_of(person.get("/"))["seal"]
+            answer = person.http.post(address, data={**filled, "seal": own})
+            assert answer.status_code == 403, (address, answer.text)
+        for wrong in ({}, {"seal": ""}, {"seal": "0" * 64}, {"seal": fields_of(vera.get("/"))["seal"]}):
+            assert admin.http.post(address, data={**filled, **wrong}).status_code == 403, (address, wrong)
+        foreign = {"Sec-Fetch-Site": "cross-site"}
+        answer = admin.http.post(address, data={**filled, "seal": seal}, headers=foreign)
+        assert answer.status_code == 403, address
+        bearer = {"Authorization": f"Bearer {ADMIN}", **PAGE}
+        with httpx.Client(base_url=at.url) as another:  # a token without a session sends no form
+            answer = another.post(address, data={**filled, "seal": seal}, headers=bearer)
+            assert answer.status_code == 403, address
+            assert another.post(address, data={**filled, "seal": seal}).status_code == 401, address
+        as_json = admin.http.post(address, json={**filled, "seal": seal})
+        assert as_json.status_code in (403, 422), "no form: nothing is done"
+    assert (at.events(None), at.run(), at.admin.get("/join-tokens").json()) == before
+    noted = [json.loads(line) for line in at.admin.get("/audit").text.splitlines()]
+    refused = {
+        (entry["actor"], entry["detail"]["address"]) for entry in noted if entry["action"] == "refused"
+    }
+    assert ("user:vera", "POST /runs/{run}/do/{action}") in refused
+
+
+def test_after_signing_out_a_form_does_nothing(at: Live) -> None:
+    admin = Browser(at, ADMIN)
+    kept, cookies = fields_of(admin.get("/runs/demo/do/stop")), dict(admin.http.cookies)
+    admin.send("/sign-out", form="/")
+    with httpx.Client(base_url=at.url, headers=PAGE, cookies=cookies) as replayed:
+        assert replayed.post("/runs/demo/do/stop", data={**kept, "sure": "yes"}).status_code == 401
+    assert at.run()["status"] == "enrolling"
+
+
+def test_who_has_not_signed_in_sees_the_commands(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create()
+        with httpx.Client(base_url=at.url, headers=PAGE) as anybody:
+            page = anybody.get("/runs/demo").text
+            assert "feddisco run stop demo" in page
+            assert "/runs/demo/do/" not in page
+            assert "feddisco run stop demo --reason WHY" in anybody.get("/runs/demo/do/stop").text
+            for address in ("/runs/demo/do/stop", "/clients", "/create"):
+                found = anybody.get(address)
+                assert (found.status_code, "Sign in to do it here." in found.text) == (200, True), address
+            assert "registered" not in anybody.get("/clients").text.lower().replace("who is registered", "")
+            answer = anybody.post("/runs/demo/do/stop", data={"sure": "yes"})
+            assert (answer.status_code, "nobody has signed in" in answer.text) == (403, True)
+        assert at.run()["status"] == "enrolling"
+
+
+def test_every_action_has_its_command(at: Live) -> None:
+    from typer.testing import CliRunner
+
+    from feddisco.main import app
+
+    for name in ACTIONS:
+        assert CliRunner().invoke(app, ["run", name, "--help"]).exit_code == 0, name
+    assert run_command("stop", "demo", reason="it's over; rm -rf /") == (
+        "feddisco run stop demo --reason 'it'\"'\"'s over; rm -rf /'"
+    )
+
+
+# -------------------------------------------------------------------- creating
+
+
+def test_a_run_is_checked_and_created(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    first = olga.get("/create")
+    text = html.unescape(first.text.partition("required>")[2].partition("</textarea>")[0])
+    assert read_config(text, "the example").name == "first-run"
+    found = olga.send("/create", text="name: five\ntask: digits\nrounds: 5\nmin_clients: 3", do="check")
+    assert "five: 5 rounds of fedavg on digits" in found.text
+    assert "five" not in [run["run"] for run in at.admin.get("/runs").json()]
+    answer = olga.send("/create", text="name: five\r\ntask: digits\r\nrounds: 5", do="create")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/five")
+    made = at.run("five")
+    assert (made["rounds"], made["config"]["task"]) == (5, "digits")
+    assert next(event["actor"] for event in at.events("five")) == "user:olga"
+    taken = olga.send("/create", text="name: five", do="create")
+    assert (taken.status_code, "there is a run &#39;five&#39; already" in taken.text) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a mapping"),
+        ("- a", "is not a mapping"),
+        ("name: a\nname: b", "on line 1 and again on line 2"),
+        ("name: [", "is not YAML"),
+        ("name: a\nrounds: many", "rounds: Input should be a valid integer"),
+        ("name: a\nbatch: 3", "batch: Extra inputs are not permitted (received 3)"),
+        ("name: A b", "name:"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+        ("name: a\ntask: our.own:Task", "is not built in"),
+        ("name: a\ntask: digits\nalgorithm: fedbest", "algorithm &#39;fedbest&#39; is not known"),
+        ('name: "a\\0"', "name"),
+    ],
+)
+def test_what_is_wrong_with_a_configuration_is_said_beside_it(at: Live, text: str, said: str) -> None:
+    answer = Browser(at, ADMIN).send("/create", text=text, do="create")
+    assert answer.status_code == 422, answer.text
+    fault = re.search(r'<p class="fault">(.*?)</p>', answer.text, re.DOTALL)
+    assert fault is not None
+    assert said in fault[1], fault[1]
+    assert html.escape(text, quote=False)[:4] in answer.text, "what was typed is still there"
+
+
+def test_a_new_run_from_another(at: Live) -> None:
+    """With its configuration, and where its task is nobody's but the sites', with its initial weights."""
+    olga = add(at, "olga", "operator")
+    page = olga.get("/create?template=demo")
+    text = html.unescape(page.text.partition("required>")[2].partition("</textarea>")[0])
+    config = read_config(text, "the copy")
+    assert (config.name, config.task, config.rounds) == ("demo-2", TASK, 2)
+    answer = olga.send("/create", form="/create?template=demo", text=text, do="create")
+    assert answer.headers["location"] == "/runs/demo-2"
+    assert at.run("demo-2")["initial_model"] == at.run()["initial_model"] == sha256(file_of(0.0))
+    assert "demo-3" in olga.get("/create?template=demo").text
+    other = olga.send("/create", form="/create?template=demo", text="name: x\ntask: a.b:C", do="create")
+    assert (other.status_code, "another task" in other.text) == (422, True)
+    assert olga.get("/create?template=nothing").status_code == 404
+    oskar = add(at, "oskar", "operator", "demo-2")
+    assert oskar.get("/create?template=demo").status_code == 403
+
+
+def test_a_few_fields_write_the_configuration(at: Live) -> None:
+    vera = add(at, "vera", "viewer")
+    page = vera.get("/create?name=a&task=digits&algorithm=fedprox&weighting=sizes&rounds=7&epochs=2")
+    text = html.unescape(page.text.partition("required>")[2].partition("</textarea>")[0])
+    config = read_config(text, "it")
+    assert (config.algorithm.name, config.weighting.kind, config.rounds, config.local.epochs) == (
+        "fedprox",
+        "sizes",
+        7,
+        2,
+    )
+    assert "Your token is for reading" in page.text
+    assert (
+        "rounds: Input should be" in vera.send("/create", text=write_short({"name": "a", "rounds": "x"})).text
+    )
+
+
+@given(st.builds(RunConfig, name=st.from_regex("[a-z0-9][a-z0-9._-]{0,20}", fullmatch=True)))
+def test_a_configuration_survives_its_yaml(config: RunConfig) -> None:
+    assert read_config(write_config(config), "it") == config
+
+
+@given(
+    st.sets(st.integers(1, 40).map(lambda n: f"run-{n}") | st.just("run")), st.sampled_from(("run", "run-1"))
+)
+def test_the_next_name_is_free(taken: set[str], name: str) -> None:
+    found = next_name(name, taken | {name})
+    assert found not in taken | {name}
+    assert RunConfig(name=found).name == found
+    assert len(next_name("a" * 63, {"a" * 63})) <= 63
+
+
+# -------------------------------------------------------------------- inviting
+
+
+def test_a_site_is_invited_with_one_string(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    page = olga.send(
+        "/clients/invite",
+        form="/clients",
+        name="anna",
+        role="trainer",
+        days="1",
+        address="https://c.example:8000",
+    )
+    assert (page.status_code, page.headers["cache-control"]) == (200, "no-store")
+    code = Html(page.text)
+    (text,) = [element.text for element in code.all("code") if element.attributes.get("id") == "join-code"]
+    read = read_join_code(text)
+    assert read.address == "https://c.example:8000"
+    assert f"export FEDDISCO_JOIN={text}" in page.text
+    assert f"feddisco worker --task {TASK} --data FOLDER" in page.text
+    assert "feddisco clients invite --days 1 --role trainer --name anna" in page.text
+    assert at.http(read.token).post("/clients", json={}).json()["client"] == "anna"
+    listed = olga.get("/clients")
+    assert "anna" in listed.text
+    assert read.token not in listed.text
+    near = olga.send("/clients/invite", form="/clients")
+    assert "this machine to every worker" in near.text
+    number = at.admin.get("/join-tokens").json()[-1]["id"]
+    assert olga.send(f"/join-tokens/{number}/revoke", form="/clients").status_code == 303
+    assert at.admin.get("/join-tokens").json()[-1]["revoked_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "A b"}, "name"),
+        ({"days": "-1"}, "days"),
+        ({"days": "nan"}, "days"),
+        ({"days": "x"}, "are numbers"),
+        ({"uses": "-1"}, "uses"),
+        ({"name": "a", "uses": "2"}, "is for one use"),
+        ({"role": "king"}, "role"),
+    ],
+)
+def test_a_wrong_invitation_is_said(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        read_invitation(given)
+
+
+def test_an_invitation_is_the_command_s() -> None:
+    assert write_command(read_invitation({})) == "feddisco clients invite"
+    found = read_invitation({"uses": "0", "days": "0", "role": "evaluator", "group": "g"})
+    assert (found.uses, found.valid_seconds, found.role) == (None, None, Role.EVALUATOR)
+    assert write_command(found) == "feddisco clients invite --uses 0 --days 0 --role evaluator --group g"
+
+
+def test_a_qr_code_holds_the_join_code() -> None:
+    """Read back from the path: every dark module of the symbol, and nothing else."""
+    import segno
+
+    text = "fdj1." + "A1_-" * 40
+    drawn, symbol = draw_code(text), segno.make(text, error="m", micro=False).matrix
+    dark = set()
+    for x, y, length in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", drawn.path):
+        dark |= {(int(x) + step, int(y)) for step in range(int(length))}
+    assert dark == {(x + 4, y + 4) for y, row in enumerate(symbol) for x, value in enumerate(row) if value}
+    assert drawn.size == len(symbol) + 8
