@@ -324,8 +324,8 @@ def test_a_run_that_is_changed_beyond_the_policy_is_left(at: Live, tmp_path: Pat
     assert member.join() == 4
     (row,) = [row for row in at.run()["enrolments"] if row["client"] == "north"]
     assert (row["status"], row["reason"]) == ("declined", _limit(FaultCode.TOO_MANY_ROUNDS, 3, 9).sentence)
-    taken = [event["round"] for event in at.events() if event["kind"] == "assignment_taken"]
-    assert taken == [1]
+    sent = [event for event in at.events() if event["kind"] == "update_received"]
+    assert [event["round"] for event in sent if event["client"] == "north"] == [1]
 
 
 def test_a_policy_that_is_wrong_ends_the_start_with_its_line(at: Live, tmp_path: Path) -> None:
