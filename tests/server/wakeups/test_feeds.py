@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,13 +65,17 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+def has_read(feed: Feed, newest: int) -> bool:
+    return feed.newest == newest
+
+
 def ids(follower: Follower, feed: Feed) -> list[int]:
     batches = feed.take(follower)
     assert batches is not None
     return [entry.id for batch in batches for entry in batch.entries]
 
 
-def play(story: Callable[[Log, Feeds], Awaitable[None]], many: int = 3) -> Log:
+def play(story: Callable[[Log, Feeds], Coroutine[Any, Any, None]], many: int = 3) -> Log:
     log = Log(many)
     asyncio.run(story(log, Feeds(log.read, log.find_newest)))
     return log
@@ -116,7 +121,7 @@ def test_who_is_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
             for number in range(module.BATCHES_KEPT + 1):
                 log.grow(1)
                 feeds.notify("demo", None)
-                await until(lambda number=number: feed.newest == 4 + number)
+                await until(partial(has_read, feed, 4 + number))
                 assert ids(quick, feed) == [4 + number]
             assert feed.take(slow) is None
             assert feed.take(slow) == []  # from here on it is told again
