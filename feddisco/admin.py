@@ -26,6 +26,7 @@ from shared.schemas import (
     EnrolmentView,
     Erasure,
     EvaluationView,
+    EventView,
     InitialBlob,
     JoinToken,
     JoinTokenRequest,
@@ -64,12 +65,14 @@ __all__ = [
 
 ROUNDS_BYTES = 2**28
 AUDIT_ENTRIES = 1000
+ROUNDS_A_PAGE = 100
 
 DEMO = Path(__file__).with_name("demo.yaml")
 _ROUNDS = TypeAdapter(list[RoundView])
 _RUNS = TypeAdapter(list[RunSummary])
 _CLIENTS = TypeAdapter(list[ClientView])
 _DELETIONS = TypeAdapter(list[Deletion])
+_EVENTS = TypeAdapter(list[EventView])
 _EVALUATIONS = TypeAdapter(list[EvaluationView])
 _JOIN_TOKENS = TypeAdapter(list[JoinTokenView])
 _USERS = TypeAdapter(list[UserView])
@@ -79,9 +82,24 @@ class AdminClient(CoordinatorClient):
     """A :class:`worker.client.CoordinatorClient` with the admin's calls."""
 
     def rounds(self, run: str) -> list[RoundView]:
-        """All attempts of all rounds, in the order that the coordinator gives."""
-        body = self._call("GET", f"/runs/{run}/rounds", longest=ROUNDS_BYTES)
+        """All attempts of all rounds, in the order that the coordinator gives, read in pages."""
+        found: list[RoundView] = []
+        while page := self._read_rounds(run, found[-1].round if found else 0):
+            found += page
+            if len({view.round for view in page}) < ROUNDS_A_PAGE:
+                break
+        return found
+
+    def _read_rounds(self, run: str, after: int) -> list[RoundView]:
+        chosen = {"after": after, "limit": ROUNDS_A_PAGE}
+        body = self._call("GET", f"/runs/{run}/rounds", params=chosen, longest=ROUNDS_BYTES)
         return answers.parse(_ROUNDS, body, "a list of rounds")
+
+    def log(self, run: str | None = None, after: int = 0) -> list[EventView]:
+        """A page of the event log, of one run or of all: the oldest events with an id above ``after``."""
+        path = "/log" if run is None else f"/runs/{run}/log"
+        body = self._call("GET", path, params={"after": after}, longest=LONG_BYTES)
+        return answers.parse(_EVENTS, body, "a list of events")
 
     def create(self, request: RunRequest) -> RunView:
         """Waits for minutes: a coordinator that has just started imports PyTorch to build the model."""

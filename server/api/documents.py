@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Response
+from fastapi import Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.schemas import DIGEST_PATTERN
 
-__all__ = ["REFUSALS", "SLUG", "ClientId", "DigestInPath", "Number", "ProblemDocument", "RunId", "as_json"]
+__all__ = [
+    "REFUSALS",
+    "SLUG",
+    "ClientId",
+    "DigestInPath",
+    "Number",
+    "ProblemDocument",
+    "RunId",
+    "as_json",
+    "name_next_page",
+]
 
 SLUG = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -22,6 +32,12 @@ DigestInPath = Annotated[str, Path(pattern=DIGEST_PATTERN, description="SHA-256 
 def as_json(body: BaseModel) -> Response:
     """The body as it is. Returned as a model, FastAPI would validate it again, at a cost for many polls."""
     return Response(body.model_dump_json(), media_type="application/json")
+
+
+def name_next_page(request: Request, response: Response, **cursor: int) -> None:
+    """In the header Link (RFC 8288), relative to the host."""
+    target = request.url.include_query_params(**cursor)
+    response.headers["Link"] = f'<{target.path}?{target.query}>; rel="next"'
 
 
 class ProblemDocument(BaseModel):

@@ -1,4 +1,4 @@
-"""The event log as server-sent events: past events first, then each new one at once."""
+"""The event log: in pages, and as server-sent events, past ones first and then each new one at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.api.dependencies import Coordinator, Reader, ReadRuns
-from server.api.documents import RunId
+from server.api.documents import RunId, name_next_page
 from server.runs.client_views import event_for, is_progress_for
 from server.wakeups.feeds import Entry, EventBatch, write_event
 from server.web.numbers import parse_whole
@@ -25,6 +25,9 @@ STILL_HERE = b": still here\n\n"
 SILENCE_SECONDS = 15.0
 """A page takes a longer silence for a dead connection."""
 LARGEST_ID = 2**63 - 1
+MOST_EVENTS = 1000
+Past = Annotated[int, Query(ge=0, le=LARGEST_ID, description="only events with a larger id")]
+Limit = Annotated[int, Query(ge=1, le=MOST_EVENTS, description="how many events at most")]
 After = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="only events with a larger id")]
 LastEventId = Annotated[
     str | None, Header(description="what a browser sends instead of `after` when it reconnects")
@@ -86,6 +89,52 @@ async def run_events(
 ) -> EventStream:
     """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
     return EventStream(_follow(coordinator, run, start, reader))
+
+
+@router.get("/log", dependencies=[Depends(_check_all)])
+async def log_of_all(
+    request: Request,
+    response: Response,
+    coordinator: Coordinator,
+    reader: Reader,
+    after: Past = 0,
+    limit: Limit = MOST_EVENTS,
+) -> list[EventView]:
+    """A page of the event log of all runs, oldest first. The header Link names the next, if there is one."""
+    return await _read_page(request, response, coordinator, None, reader, after, limit)
+
+
+@router.get("/runs/{run}/log")
+async def log_of_run(
+    run: Annotated[str, Depends(_check_run)],
+    request: Request,
+    response: Response,
+    coordinator: Coordinator,
+    reader: Reader,
+    after: Past = 0,
+    limit: Limit = MOST_EVENTS,
+) -> list[EventView]:
+    """The same of one run. A client's page may be empty, and have a next one."""
+    return await _read_page(request, response, coordinator, run, reader, after, limit)
+
+
+async def _read_page(
+    request: Request,
+    response: Response,
+    coordinator: Coordinator,
+    run: str | None,
+    reader: str | None,
+    after: int,
+    limit: int,
+) -> list[EventView]:
+    read = coordinator.threads.run_for_viewers
+    found = await read(coordinator.store.events, after, run, limit + 1)
+    if len(found) > limit:
+        name_next_page(request, response, after=found[limit - 1].id, limit=limit)
+    page = found[:limit]
+    if reader is None:
+        return page
+    return [shown for event in page if (shown := event_for(reader, event)) is not None]
 
 
 async def _follow(

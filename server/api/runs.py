@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from server.api.dependencies import Admin, Coordinator, Operator, Reader, ReadRuns, Viewer, ViewerOfAll
-from server.api.documents import Number, RunId, as_json
+from server.api.documents import Number, RunId, as_json, name_next_page
 from server.runs.client_views import round_for, run_for, summary_for
 from shared.schemas import (
     ControlRequest,
@@ -26,6 +26,7 @@ router = APIRouter(tags=["runs"])
 NO_REASON = ControlRequest()
 Archived = Annotated[bool, Query(description="also those that were put away")]
 Reason = Annotated[str, Query(max_length=2000, description="why; kept in the record")]
+MOST_ROUNDS = 100
 Attempt = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which attempt; otherwise the newest")]
 
 
@@ -138,10 +139,25 @@ async def show_deletion(run: RunId, coordinator: Coordinator) -> DeletedRun:
 
 
 @router.get("/runs/{run}/rounds")
-async def list_rounds(run: RunId, coordinator: Coordinator, reader: Reader) -> list[RoundView]:
-    """Every attempt of every round with its ledger; for a client, its own row of it and sums."""
-    found = await coordinator.threads.run(coordinator.store.rounds, run)
-    return found if reader is None else [round_for(reader, view) for view in found]
+async def list_rounds(
+    run: RunId,
+    request: Request,
+    response: Response,
+    coordinator: Coordinator,
+    reader: Reader,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="only rounds with a larger number")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_ROUNDS, description="how many rounds at most")] = MOST_ROUNDS,
+) -> list[RoundView]:
+    """Every attempt of a page of rounds with its ledger; for a client, its own row of it and sums.
+
+    The header Link names the next page, if there is one.
+    """
+    last = after + limit
+    found = await coordinator.threads.run(coordinator.store.rounds, run, after + 1, last + 1)
+    if found and found[-1].round > last:
+        name_next_page(request, response, after=last, limit=limit)
+    shown = [view for view in found if view.round <= last]
+    return shown if reader is None else [round_for(reader, view) for view in shown]
 
 
 @router.get("/runs/{run}/rounds/{n}")

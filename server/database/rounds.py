@@ -37,21 +37,23 @@ __all__ = [
 ]
 
 Row = Any  # of a select with many columns: checked by the views it is made into
+LAST_ROUND = 2**31 - 1
 
 
-def list_rounds(connection: Reading, run: str, since: int) -> list[RoundView]:
-    """Oldest first, every attempt, from round ``since`` on; three queries however many there are."""
+def list_rounds(connection: Reading, run: str, since: int, until: int | None = None) -> list[RoundView]:
+    """Oldest first, every attempt of these rounds; three queries however many there are."""
+    until = LAST_ROUND if until is None else until
     found: list[Row] = list(
         connection.select(
             sa.select(rounds)
-            .where(rounds.c.run == run, rounds.c.round >= since)
+            .where(rounds.c.run == run, rounds.c.round.between(since, until))
             .order_by(rounds.c.round, rounds.c.attempt)
         )
     )
     if not found:
         require_run(connection, run)
     ledgers: dict[tuple[int, int], list[LedgerRow]] = defaultdict(list)
-    chosen = (participants.c.run == run, participants.c.round >= since)
+    chosen = (participants.c.run == run, participants.c.round.between(since, until))
     for row in _participants(connection, *chosen):
         ledgers[row.round, row.attempt].append(_ledger_row(row))
     scores: dict[int, list[EvaluationView]] = defaultdict(list)

@@ -498,9 +498,9 @@ class Store:
         """Newest first; ``archived``: also those that were put away."""
         return self._read(runs.list_runs, self._configs, archived=archived)
 
-    def rounds(self, run: str, since: int = 0) -> list[RoundView]:
-        """Oldest first, every attempt, from round ``since`` on; NotFound for no such run."""
-        return self._read(rounds.list_rounds, run, since)
+    def rounds(self, run: str, since: int = 0, until: int | None = None) -> list[RoundView]:
+        """Oldest first, every attempt, from round ``since`` to round ``until``; NotFound for no such run."""
+        return self._read(rounds.list_rounds, run, since, until)
 
     def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
         """The newest attempt unless one is named; NotFound."""

@@ -175,6 +175,11 @@ class RoundLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage(Page):
+    """``older_...``: before which round or event the next page of the past ends; None: there is none.
+
+    ``newer_...``: whether the page is one of the past.
+    """
+
     run: RunView
     summary: str
     weighting: str
@@ -190,9 +195,11 @@ class RunPage(Page):
     unapproved: Sequence[str]
     clients: Sequence[ClientRow]
     rounds: Sequence[RoundLine]
-    older_rounds: bool
+    older_rounds: int | None
+    newer_rounds: bool
     log: Sequence[EventView]
-    older_events: bool
+    older_events: int | None
+    newer_events: bool
     configuration: str
     parameters: int
     offers: Sequence[Offer]

@@ -38,8 +38,8 @@ class Reader(Protocol):
 
     def run_view(self, run: str, now: dt.datetime) -> RunView: ...
 
-    def rounds(self, run: str, since: int = 0) -> Sequence[RoundView]:
-        """Every attempt of the rounds from ``since`` on, with its ledger."""
+    def rounds(self, run: str, since: int = 0, until: int | None = None) -> Sequence[RoundView]:
+        """Every attempt of the rounds from ``since`` to ``until``, with its ledger."""
         ...
 
     def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
@@ -79,17 +79,17 @@ def stream_of(run: RunView, latest: int) -> str | None:
     return f"/api/v1/runs/{run.run}/events?after={latest}"
 
 
-def newest_events(store: Reader, run: str, many: int) -> tuple[EventView, ...]:
-    """The run's last ``many`` events, newest first.
+def newest_events(store: Reader, run: str, most: int, before: int | None = None) -> tuple[EventView, ...]:
+    """The run's last events, or those before an id, at most ``most``, newest first.
 
     Ids are shared by all runs, so the window to look back over is unknown: it grows by ``_GROWTH`` until it
     holds enough, however long the log is.
     """
-    latest = store.latest_event_id(run)
+    latest = store.latest_event_id(run) if before is None else before - 1
     window = _FIRST_WINDOW
     while True:
         after = max(latest - window, 0)
-        found = store.events(after, run, window)
-        if len(found) >= many or after == 0:
-            return tuple(sorted(found, key=lambda event: event.id, reverse=True)[:many])
+        found = [event for event in store.events(after, run, window) if event.id <= latest]
+        if len(found) >= most or after == 0:
+            return tuple(sorted(found, key=lambda event: event.id, reverse=True)[:most])
         window *= _GROWTH

@@ -128,12 +128,23 @@ def pages_router(
         return RedirectResponse("/", HTTPStatus.PERMANENT_REDIRECT)
 
     @router.get("/runs/{run}")
-    def one_run(request: Request, run: str, show: Annotated[str, Query(max_length=20)] = "") -> HTMLResponse:
-        everything = show == "everything"
+    def one_run(
+        request: Request,
+        run: str,
+        rounds_before: Annotated[str, Query(alias="rounds-before", max_length=20)] = "",
+        events_before: Annotated[str, Query(alias="log-before", max_length=20)] = "",
+    ) -> HTMLResponse:
         return answer(
             request,
             "run.html",
-            lambda now: run_page(store, losses, _name(run), now, everything=everything),
+            lambda now: run_page(
+                store,
+                losses,
+                _name(run),
+                now,
+                rounds_before=_whole(rounds_before, "round") if rounds_before else None,
+                events_before=_whole(events_before, "event") if events_before else None,
+            ),
         )
 
     @router.get("/runs/{run}/rounds/{round}")
@@ -192,7 +203,7 @@ def _whole(text: str, what: str) -> int:
     """A number in an address. Anything else is no page."""
     number = parse_whole(text, LARGEST_NUMBER)
     if number is None:
-        raise NotFound(f"{text[:40]!r} is not the number of {'an' if what == 'attempt' else 'a'} {what}.")
+        raise NotFound(f"{text[:40]!r} is not the number of {'a' if what == 'round' else 'an'} {what}.")
     return number
 
 

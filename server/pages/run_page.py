@@ -41,26 +41,34 @@ __all__ = ["run_page"]
 
 SHOWN_ROUNDS = 20
 SHOWN_EVENTS = 25
+OLDER_ROUNDS = 100
+OLDER_EVENTS = 500
+"""On a page of the past."""
 TRAINING = "training, weighted by pₖ"
 
 
 def run_page(
-    store: Reader, losses: TrainingLosses, name: str, now: dt.datetime, *, everything: bool = False
+    store: Reader,
+    losses: TrainingLosses,
+    name: str,
+    now: dt.datetime,
+    *,
+    rounds_before: int | None = None,
+    events_before: int | None = None,
 ) -> RunPage:
-    """The page of one run. ``everything``: all rounds and events, not only the newest."""
+    """The page of one run, with its newest rounds and events, or those before a round or an event."""
     # The newest id is read before the rest: what happens in between is then announced, not missed.
     latest = store.latest_event_id(name)
     run = store.run_view(name, now)
-    first = 1 if everything else max(_newest_round(run) - SHOWN_ROUNDS + 1, 1)
+    last = None if rounds_before is None else rounds_before - 1  # None: also rounds from before it went back
+    first = _newest_round(run) - SHOWN_ROUNDS + 1 if last is None else last - OLDER_ROUNDS + 1
     course = f"{name}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
-    found = store.rounds(name, min(first, losses.first_unknown(course)))
-    training = losses.learn(course, found)
-    rounds = sorted(
-        (round for round in found if round.round >= first), key=lambda round: (-round.round, -round.attempt)
-    )
+    training = losses.learn(course, store.rounds(name, losses.first_unknown(course)))
+    rounds = sorted(store.rounds(name, max(first, 1), last), key=lambda round: (-round.round, -round.attempt))
     evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
-    events = newest_events(store, name, 10_000 if everything else SHOWN_EVENTS + 1)
-    log = events if everything else events[:SHOWN_EVENTS]
+    most_events = SHOWN_EVENTS if events_before is None else OLDER_EVENTS
+    events = newest_events(store, name, most_events + 1, events_before)
+    log = events[:most_events]
     open_round = run.current_round if run.current_round and run.current_round.status.is_open else None
     return RunPage(
         title=_title(run),
@@ -87,9 +95,11 @@ def run_page(
         ),
         clients=_clients(run),
         rounds=tuple(_line(run, round, evaluations) for round in rounds),
-        older_rounds=first > 1,
+        older_rounds=first if first > 1 else None,
+        newer_rounds=rounds_before is not None,
         log=log,
-        older_events=len(events) > len(log),
+        older_events=log[-1].id if len(events) > len(log) else None,
+        newer_events=events_before is not None,
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),

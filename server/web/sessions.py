@@ -115,8 +115,8 @@ def _is_secure(request: Request) -> bool:
 def choose_next(wanted: str) -> str:
     """Where to go after the sign-in: an address of this coordinator, whatever was asked for.
 
-    >>> choose_next("/runs/demo?show=everything"), choose_next("//evil.example/x"), choose_next("https://a")
-    ('/runs/demo?show=everything', '/', '/')
+    >>> choose_next("/runs/demo?log-before=9"), choose_next("//evil.example/x"), choose_next("https://a")
+    ('/runs/demo?log-before=9', '/', '/')
     """
     parts = urlsplit(wanted) if re.fullmatch(r"/(?![/\\])[!-~]{0,500}", wanted) else urlsplit("/")
     return parts._replace(scheme="", netloc="", fragment="").geturl()

@@ -105,6 +105,8 @@ def test_the_client_speaks_to_a_coordinator(migrated_sqlite: Path, tmp_path: Pat
         client.create(request_of(at))
         assert [run.run for run in client.runs()] == ["small"]
         assert (client.rounds("small"), client.evaluations("small")) == ([], [])
+        assert [event.kind for event in client.log("small")] == ["run_created"]
+        assert client.log("small", client.log()[-1].id) == []
         token = client.invite(JoinTokenRequest(uses=1))
         assert token.id in [each.id for each in client.join_tokens()]
         client.revoke_join_token(token.id)

@@ -178,7 +178,7 @@ def round_one(story: Story) -> dict[str, Any]:
 def variants(path: str) -> list[str]:
     """The address, and what may be asked of it beside."""
     more = {
-        "/runs/demo": ["?show=everything"],
+        "/runs/demo": ["?rounds-before=3", "?log-before=9999"],
         "/api/v1/runs/demo": [],
         "/api/v1/runs/demo/rounds/1": ["?attempt=1"],
         "/runs/demo/rounds/1": ["?attempt=1"],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from server.app import make_coordinator
+from server.coordinator import Coordinator
 from server.runs.space import Space, Usage
-from server.settings import Settings
 from shared.problems import QuotaExceeded
 from tests.helpers.live_coordinator import (
     Live,
@@ -17,6 +19,7 @@ from tests.helpers.live_coordinator import (
     enrolled,
     file_of,
     live,
+    settings_for,
     sha256,
     upload_headers,
 )
@@ -50,7 +53,7 @@ def test_an_update_beyond_the_runs_quota_waits_and_others_do_not(database_url: s
         at.create("other", value=5.0)  # has a quota of its own
         at.coordinator.space.measure()
         for said in (ready(at)["checks"]["space"], httpx.get(f"{at.url}/runs/demo").text):
-            assert "the files of run demo: " in said
+            assert "he files of run demo: " in said
             assert "FEDDISCO_MAX_RUN_BYTES" in said
             assert "run other" not in said
         assert ready(at)["status"] == "degraded"
@@ -82,50 +85,49 @@ def test_what_is_stored_is_counted_by_run_and_once_in_all(database_url: str, tmp
         assert total == 4 * SIZE
 
 
-class Stored:
-    """A database that has counted so much."""
+@pytest.fixture
+def space_with(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Space]]:
+    """A coordinator's own, by its settings, as if that were what it has measured."""
+    made: list[Coordinator] = []
 
-    def __init__(self, **by_run: int) -> None:
-        self.by_run = by_run
+    def make(usage: Usage | None, **settings: Any) -> Space:
+        made.append(make_coordinator(settings_for(database_url, tmp_path, **settings)))
+        made[-1].space.usage = usage
+        return made[-1].space
 
-    def stored_bytes(self) -> tuple[dict[str, int], int]:
-        return self.by_run, sum(self.by_run.values())
-
-
-def space_of(tmp_path: Path, usage: Usage | None, **settings: Any) -> Space:
-    made = Space(Stored(), tmp_path, None, Settings(data_folder=tmp_path, **settings))  # type: ignore[arg-type]
-    made.usage = usage
-    return made
+    yield make
+    for coordinator in made:
+        coordinator.close()
 
 
-def test_a_disk_that_is_nearly_full_takes_no_more_updates(tmp_path: Path) -> None:
+def test_a_disk_that_is_nearly_full_takes_no_more_updates(space_with: Callable[..., Space]) -> None:
     gigabyte = 10**9
-    roomy = space_of(tmp_path, Usage(disk=100 * gigabyte, free=gigabyte))
+    roomy = space_with(Usage(disk=100 * gigabyte, free=gigabyte))
     assert roomy.find_warnings() == []
     roomy.check("demo", 10**6)
     with pytest.raises(QuotaExceeded) as caught:
         roomy.check("demo", gigabyte)
     assert caught.value.extra == {"limit": "min_free_bytes"}
-    nearly = space_of(tmp_path, Usage(disk=100 * gigabyte, free=2 * 10**8))
+    nearly = space_with(Usage(disk=100 * gigabyte, free=2 * 10**8))
     assert (
         "the disk: 99.8 GB of 99.9 GB are used. The limit is FEDDISCO_MIN_FREE_BYTES."
         in nearly.find_warnings()
     )
-    full = space_of(tmp_path, Usage(disk=100 * gigabyte, free=0))
+    full = space_with(Usage(disk=100 * gigabyte, free=0))
     assert "and updates are refused" in full.find_warnings()[0]
-    small = space_of(tmp_path, Usage(disk=8 * 10**6, free=10**6))
+    small = space_with(Usage(disk=8 * 10**6, free=10**6))
     small.check("demo", 500_000)  # 2 % of a small disk is enough to leave
 
 
-def test_before_the_first_measurement_nothing_is_refused(tmp_path: Path) -> None:
-    unknown = space_of(tmp_path, None, max_run_bytes=1)
+def test_before_the_first_measurement_nothing_is_refused(space_with: Callable[..., Space]) -> None:
+    unknown = space_with(None, max_run_bytes=1)
     unknown.check("demo", 10**9)
     assert unknown.find_warnings() == []
 
 
-def test_what_comes_between_two_measurements_counts(tmp_path: Path) -> None:
+def test_what_comes_between_two_measurements_counts(space_with: Callable[..., Space]) -> None:
     usage = Usage(by_run={"demo": 50}, stored=50, disk=10**12, free=10**11)
-    space = space_of(tmp_path, usage, max_run_bytes=100)
+    space = space_with(usage, max_run_bytes=100)
     for _ in range(5):
         space.check("demo", 10)
         space.note("demo", 10)
