@@ -27,6 +27,7 @@ from shared.schemas import (
     Erasure,
     EvaluationView,
     EventView,
+    IdentityPin,
     InitialBlob,
     JoinToken,
     JoinTokenRequest,
@@ -150,6 +151,11 @@ class AdminClient(CoordinatorClient):
 
     def clients(self) -> list[ClientView]:
         return answers.parse(_CLIENTS, self._call("GET", "/clients", longest=LONG_BYTES), "a list of clients")
+
+    def pin_identity(self, client: str, fingerprint: str) -> None:
+        self._tell_coordinator(
+            "PUT", f"/clients/{client}/identity", body=IdentityPin(fingerprint=fingerprint)
+        )
 
     def revoke(self, client: str) -> None:
         self._tell_coordinator("DELETE", f"/clients/{client}")

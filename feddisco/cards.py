@@ -90,9 +90,11 @@ def _front(facts: ModelFacts, task: Task | None) -> str:
 
 def _summary(view: RunView, facts: ModelFacts, choice: Choice) -> str:
     trainers = [one for one in view.enrolments if one.role is Role.TRAINER and one.examples]
-    examples = sum(one.examples for one in trainers)
+    clients, examples = len(trainers), sum(one.examples for one in trainers)
+    if view.totals is not None:  # of a secure run only sums are known
+        clients, examples = view.totals.clients, view.totals.examples
     return (
-        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {len(trainers)} "
+        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {clients} "
         f"clients with {examples} examples trained it together by FedDisco; no example left its site. "
         f"This is {write_text(choice.sentence)}.\n"
     )
@@ -158,7 +160,7 @@ def _said(name: str, options: dict[str, Any]) -> str:
 def _weights(rounds: Sequence[RoundView], choice: Choice) -> str:
     """From the ledger of the round that made the model."""
     rows = next((one.ledger for one in rounds if one.round == choice.number and one.scored_model), ())
-    if not rows:
+    if not rows or all(row.weight is None for row in rows):  # nobody's weight is known in a secure round
         return ""
     cells = list(_ledger(rows))
     return f"## Weights of round {choice.number}\n\n" + _table(

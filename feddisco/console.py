@@ -186,7 +186,7 @@ def print_accuracy(evaluation: EvaluationView, title: str) -> None:
 
 def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
     """The last completed round."""
-    done = [view for view in rounds if view.status is RoundStatus.COMPLETED]
+    done = [view for view in rounds if view.status is RoundStatus.COMPLETED and view.round]
     return max(done, key=lambda view: view.round, default=None)
 
 

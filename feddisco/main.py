@@ -19,6 +19,7 @@ from feddisco.flags import add_flags
 from feddisco.settings import CONNECTION, ConsoleSettings
 from feddisco.settings import load as load_console_settings
 from server.settings import Settings, unknown_variables
+from shared.fingerprints import format_fingerprint, parse_fingerprint
 from shared.problems import InvalidConfiguration, Problem
 from shared.schemas import JOIN_TOKEN_SECONDS, Role, UserRole
 from shared.texts import escape_controls
@@ -222,6 +223,23 @@ def worker_told(
         raise InvalidConfiguration(f"there is no state folder at {state}.", hint="Give it with --state.")
     for line in told_lines(state):
         _echo(line)
+
+
+@worker_app.command("identity")
+def worker_identity(
+    state: Annotated[Path, typer.Option(envvar="FEDDISCO_STATE", help="The worker's state folder.")] = Path(
+        "feddisco-worker"
+    ),
+) -> None:
+    """Print the fingerprint of the worker's identity key; the first call makes the key."""
+    from worker.state import describe_identity, find_identities, obtain_identity
+
+    found = find_identities(state)
+    if not found:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = {"not registered yet": obtain_identity(state)}
+    for client, key in found.items():
+        _echo(f"{client}  {describe_identity(key)}")
 
 
 @worker_app.command("policy")
@@ -746,6 +764,33 @@ def clients_list(**flags: Any) -> None:
 
     with connect(load_console_settings(flags)) as client:
         print_clients(client.clients())
+
+
+@clients_app.command("keys")
+@calls_coordinator
+def clients_keys(**flags: Any) -> None:
+    """Print the fingerprint of each client's identity key, to be compared with the site by telephone."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        for found in client.clients():
+            key = "no identity key" if found.fingerprint is None else format_fingerprint(found.fingerprint)
+            _echo(f"{found.client}  {key}")
+
+
+@clients_app.command("pin")
+@calls_coordinator
+def clients_pin(client_id: str, key: str, **flags: Any) -> None:
+    """Let a name be registered under the identity key of this fingerprint only (see `worker identity`)."""
+    from feddisco.admin import connect
+
+    try:
+        digits = parse_fingerprint(key)
+    except ValueError as error:
+        raise InvalidConfiguration(f"{key!r} {error}.") from error
+    with connect(load_console_settings(flags)) as client:
+        client.pin_identity(client_id, digits)
+        _echo(f"{client_id} is pinned to {format_fingerprint(digits)}")
 
 
 @clients_app.command("revoke")

@@ -28,7 +28,9 @@ def write_record(client: AdminClient, run: str, path: Path) -> None:
         "versions": find_versions("torch", "numpy"),
         "machine": describe_machine(),
         "model": view.model,
-        "rounds": [_describe_round(one) for one in rounds if one.status is RoundStatus.COMPLETED],
+        "rounds": [
+            _describe_round(one) for one in rounds if one.status is RoundStatus.COMPLETED and one.round
+        ],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(document, indent=1) + "\n").encode())

@@ -250,6 +250,12 @@ class SecureSums(Frozen):
     )
     clip: float = Field(8.0, gt=0, description="largest change of one parameter by one client")
     bits: Bits = Field(64, description="of a summed number: 32 halves the bytes, 64 is finer")
+    step_deadline_seconds: float = Field(
+        120.0,
+        gt=0,
+        le=30 * 86400,
+        description="in the service: for each step of a sum but training, which has round_deadline_seconds",
+    )
 
     def make_ring(self, weighting: Weighting, clients: int) -> Ring:
         """The numbers of a sum over ``clients``. Raises InvalidConfiguration if they leave too few bits."""

@@ -51,6 +51,7 @@ class FaultCode(StrEnum):
     TOO_FEW_TRAINERS = "too-few-trainers"
     TOO_FEW_UPDATES = "too-few-updates"
     SUMS_ONLY = "sums-only"
+    TOO_FEW_IN_SUM = "too-few-in-sum"
     NO_DATA = "no-data"
     NO_EXAMPLES = "no-examples"
     DATA_UNFIT = "data-unfit"
@@ -71,6 +72,7 @@ class FaultCode(StrEnum):
     BODY_REFUSED = "body-refused"
     UPLOAD_CUT = "upload-cut"
     FILE_TOO_LARGE = "file-too-large"
+    SUM_REFUSED = "sum-refused"
     STATE_FOLDER = "state-folder"
     SETTINGS = "settings"
 
@@ -120,8 +122,12 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "(quorum)."
     ),
     FaultCode.SUMS_ONLY: (
-        "The site takes part only in runs whose coordinator learns sums alone (secure aggregation), "
-        "and there are no such runs yet."
+        "The site takes part only in runs whose coordinator learns sums alone, and the updates of this run "
+        "arrive in clear (secure)."
+    ),
+    FaultCode.TOO_FEW_IN_SUM: (
+        "The site's policy asks for at least {allowed} sites in a secure sum, the run has {asked} "
+        "(min_clients, clients_per_round)."
     ),
     FaultCode.NO_DATA: "There are no data at the site. The worker has ended.",
     FaultCode.NO_EXAMPLES: "The site has no examples for its part in the run.",
@@ -168,6 +174,10 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.FILE_TOO_LARGE: (
         "The coordinator announced or sent a larger file than the run's tensors can be; the site stopped it."
     ),
+    FaultCode.SUM_REFUSED: (
+        "The site does not go on with the secure sum: too few others are left, or what it was asked could "
+        "give numbers of single sites away. Its log says which."
+    ),
     FaultCode.STATE_FOLDER: "The site's state folder cannot be written. The worker has ended.",
     FaultCode.SETTINGS: "A setting of the worker has to be put right first. The worker has ended.",
 }
@@ -187,6 +197,7 @@ LASTING: Final = frozenset(
         FaultCode.TOO_FEW_TRAINERS,
         FaultCode.TOO_FEW_UPDATES,
         FaultCode.SUMS_ONLY,
+        FaultCode.TOO_FEW_IN_SUM,
         FaultCode.CONFIGURATION,
         FaultCode.MODEL_DIFFERS,
         FaultCode.NO_DATA,

@@ -1,16 +1,22 @@
-"""Fingerprints of certificates: SHA-256 of the DER form, as ``openssl x509 -fingerprint -sha256`` has it."""
+"""Fingerprints: of certificates SHA-256 of the DER form, as ``openssl x509 -fingerprint -sha256`` has it; of
+identity keys SHA-256 of their 32 bytes."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 
-__all__ = ["fingerprint_of", "format_fingerprint", "parse_fingerprint"]
+__all__ = ["fingerprint_of", "format_fingerprint", "identity_fingerprint", "parse_fingerprint"]
 
 
 def fingerprint_of(der: bytes) -> str:
     """64 hexadecimal digits."""
     return hashlib.sha256(der).hexdigest()
+
+
+def identity_fingerprint(identity: str | None) -> str | None:
+    """Of a public key in hexadecimal digits; None for none."""
+    return None if identity is None else fingerprint_of(bytes.fromhex(identity))
 
 
 def format_fingerprint(fingerprint: str) -> str:

@@ -299,6 +299,11 @@ class AlreadyEnrolled(Conflict):
     title = "The client is enrolled with other particulars"
 
 
+class OtherIdentity(Conflict):
+    code = "other-identity"
+    title = "The client is known under another identity key"
+
+
 class IndexTaken(Conflict):
     code = "index-taken"
     title = "The index belongs to another client"

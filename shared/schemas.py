@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shared.config import Metric, RunConfig, Slug
+from shared.secure.messages import Agreements, Answer, Inbox, Message, Roster, Survivors
 from shared.texts import find_unstorable
 
 PROTOCOL = 2
@@ -31,7 +32,10 @@ LeftOutCounts = Annotated[
 ]
 
 
+Identity = Annotated[str, Field(pattern=DIGEST_PATTERN, description="public Ed25519 key, hexadecimal")]
 Grade = Literal["exact", "noised"]
+Step = Literal["advertise", "share", "upload", "agree", "unmask"]
+"""Of a secure sum, in this order."""
 
 
 class Body(BaseModel):
@@ -54,6 +58,11 @@ class View(BaseModel):
     """What goes out. Infinity is written as a string, since JSON has no word for it."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+_WITH_BYTES = ConfigDict(
+    frozen=True, ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64"
+)
 
 
 class Role(StrEnum):
@@ -186,6 +195,7 @@ class Registration(Body):
     name: Slug | None = Field(None, description="None: the coordinator makes one (client-1, client-2 ...)")
     protocol: int = PROTOCOL
     version: Annotated[str, Field(max_length=50)] = ""
+    identity: Identity | None = Field(None, description="of this client, for secure runs")
     token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{43,128}$")] | None = Field(
         None,
         repr=False,
@@ -209,6 +219,14 @@ class ClientView(View):
     version: str
     role: Role | None = Field(None, description="the only one that its join token allows; None: any")
     group: str | None = Field(None, description="as its join token said; runs may admit a group")
+    identity: str | None = Field(None, description="its public Ed25519 key, hexadecimal; None: it has none")
+    fingerprint: str | None = Field(None, description="of its identity key: SHA-256, hexadecimal")
+
+
+class IdentityPin(Body):
+    """The only identity key under which a client may register by a name."""
+
+    fingerprint: Digest
 
 
 class Erasure(View):
@@ -415,6 +433,17 @@ class EnrolmentView(View):
     approved_examples: int | None = Field(
         None, description="the size that the operator approved; 0: the operator refused the client"
     )
+    fingerprint: str | None = Field(
+        None, description="of the identity key with which it takes part in a secure run: SHA-256"
+    )
+
+
+class SumTotals(View):
+    """What the sum that ends a secure run's enrolment tells: over how many trainers, N and D."""
+
+    clients: int
+    examples: int
+    discrepancy: float
 
 
 class Progress(Body):
@@ -504,6 +533,18 @@ class AdjustmentView(View):
     layers: dict[str, float] = Field(default_factory=dict)
 
 
+class SecureView(View):
+    """How far a secure sum is, and after it all that is known of it. Nobody knows anything of one client."""
+
+    step: Step
+    members: int = Field(description="clients whose keys are in the sum's masks; 0: not known yet")
+    awaited: tuple[str, ...] = Field((), description="for viewers: who is to answer the step")
+    survivors: int | None = Field(None, description="clients whose uploads are in the sum")
+    score: float | None = Field(None, description="sum of the scores s_k")
+    steps: float | None = Field(None, description="sum of s_k |a_k|, the local steps as FedNova counts them")
+    clipped: int | None = Field(None, description="entries that were cut to secure.clip, of all clients")
+
+
 class RoundView(View):
     run: str
     round: int
@@ -522,6 +563,7 @@ class RoundView(View):
     ledger: tuple[LedgerRow, ...] = Field(description="for a client: its own row")
     evaluations: tuple[EvaluationView, ...] = Field(description="for a client: its own")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
+    secure: SecureView | None = Field(None, description="None: updates arrive in clear")
 
 
 class RoundScore(NamedTuple):
@@ -559,6 +601,7 @@ class RunView(RunSummary):
     rewound_attempts: int = Field(
         0, description="attempts above it are of rounds drawn since the run went back"
     )
+    totals: SumTotals | None = Field(None, description="of a secure run, once enrolment has been summed")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
 
 
@@ -632,7 +675,36 @@ class SubmitDiscrepancy(View):
     target: Literal["uniform"] | tuple[float, ...]
 
 
+class SecureStep(View):
+    """A step of a secure sum: what the others sent for it, to be answered or, in ``upload``, added to.
+
+    The uploads of rounds from 1 on are asked for by :class:`Train`. Round 0 is the sum that ends enrolment.
+    """
+
+    model_config = _WITH_BYTES
+    kind: Literal["secure"] = "secure"
+    run: str
+    round: int
+    attempt: int
+    index: int
+    step: Step
+    model: Digest
+    broadcast: Digest | None = None
+    totals: SumTotals | None = None
+    deadline_at: dt.datetime
+    identities: dict[int, Identity] | None = Field(None, description="advertise: of all clients drawn")
+    roster: Roster | None = Field(None, description="share: everybody's public keys, signed")
+    inbox: Inbox | None = Field(None, description="upload: what the others sealed for this client")
+    survivors: Survivors | None = Field(None, description="agree: whose uploads arrived")
+    agreements: Agreements | None = Field(None, description="unmask: everybody's signatures")
+    score_sum: float | None = Field(
+        None, description="sum of scores of the newest round that took this client's update"
+    )
+    last_aggregated_round: int = 0
+
+
 class Train(View):
+    model_config = _WITH_BYTES
     kind: Literal["train"] = "train"
     run: str
     round: int
@@ -649,6 +721,11 @@ class Train(View):
         0, description="of the run's configuration: changed since, it is to be looked at again"
     )
     again: bool = Field(False, description="the coordinator has lost the update: it is to be sent once more")
+    inbox: Inbox | None = Field(None, description="of a secure round: what the others sealed for this client")
+    totals: SumTotals | None = Field(
+        None,
+        description="of a secure run: the sums that the client's own score and relative size follow from",
+    )
 
 
 class Evaluate(View):
@@ -677,8 +754,15 @@ class Wait(View):
 
 
 Assignment = Annotated[
-    Enrol | SubmitDiscrepancy | Train | Evaluate | Finished | Wait, Field(discriminator="kind")
+    Enrol | SubmitDiscrepancy | SecureStep | Train | Evaluate | Finished | Wait, Field(discriminator="kind")
 ]
+
+
+class SecureAnswer(Message):
+    """What a client answers to a step of a secure sum."""
+
+    attempt: int = Field(ge=1, le=2**31)
+    answer: Answer
 
 
 class UpdateReport(Body):

@@ -107,7 +107,7 @@ class Federation:
         self._needs = load_weighting(config.weighting).needs
         self._known = [self._contribution(index) for index in range(workbench.clients)]
         self._proxy = self._find_proxy()
-        self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config))
+        self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config, masked=False))
         self._took_part: set[int] = set()
         remove_partial(folder)
         self.checkpoint = self._read_checkpoint() or self._write_initial_model()

@@ -37,6 +37,7 @@ from shared.schemas import (
     Registration,
     RunSummary,
     RunView,
+    SecureAnswer,
     UpdateReport,
 )
 from shared.texts import format_size
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from worker.faults import LocalFault
     from worker.policy import Tell
 
-__all__ = ["CoordinatorClient", "load_trust"]
+__all__ = ["CoordinatorClient", "Record", "load_trust"]
 
 _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
@@ -215,7 +216,8 @@ class CoordinatorClient:
     def work(self, wait_seconds: float) -> Assignment:
         """The next assignment; after ``wait_seconds`` without one it is :class:`shared.schemas.Wait`."""
         timeout = httpx.Timeout(10.0, read=wait_seconds + 15.0)
-        body = self._call("GET", "/work", params={"wait": f"{wait_seconds:g}"}, timeout=timeout)
+        wait = {"wait": f"{wait_seconds:g}"}
+        body = self._call("GET", "/work", params=wait, timeout=timeout, longest=LONG_BYTES)
         return answers.parse(_ASSIGNMENT, body, "an assignment")
 
     def progress(self, run: str, round: int, progress: Progress) -> ProgressAnswer:
@@ -230,6 +232,16 @@ class CoordinatorClient:
 
     def receipt(self, run: str, round: int) -> Receipt:
         return self._json(Receipt, "GET", f"/runs/{run}/rounds/{round}/receipt")
+
+    def answer_step(self, run: str, round: int, answer: SecureAnswer) -> None:
+        """Answer a step of a secure sum. What is noted of it holds none of the keys."""
+        path = f"/runs/{run}/rounds/{round}/step"
+        body, step = answer.model_dump_json().encode(), type(answer.answer).__name__.lower()
+        self._record(f"POST {path}", {"attempt": answer.attempt, "message": step, "bytes": len(body)})
+        headers = {"Content-Type": "application/json"}
+        found = self._exchange("POST", path, len(body), content=body, headers=headers)
+        if found.status != _NO_CONTENT:
+            raise UnexpectedAnswer(found.status, found.kind)
 
     # ------------------------------------------------------------ weights
 

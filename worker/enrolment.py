@@ -127,17 +127,18 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         raise LocalFault(Fault(FaultCode.NO_EXAMPLES), sentence)
     if role is Role.TRAINER:
         _check_batches(local, site, len(examples))
+    masked = role is Role.TRAINER and local.view.config.secure is not None
     asked = local.view.config.weighting.discrepancy
-    if role is Role.TRAINER and asked is not None:
+    if role is Role.TRAINER and asked is not None and not masked:
         _answer(local, index, asked.metric, asked.target, site)  # or the run is declined, now
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,
-        examples=told_size(len(examples), site.policy_for(local.view).sizes),
+        examples=0 if masked else told_size(len(examples), site.policy_for(local.view).sizes),
         classes=local.task.classes,
         index=index,
         device=describe(site.device),
-        left_out=examples.left_out.counts(),
+        left_out=None if masked else examples.left_out.counts(),
     )
 
 

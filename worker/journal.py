@@ -36,6 +36,8 @@ __all__ = ["FinishedUpdate", "Journal", "JournalEntry", "KeptState", "RunJournal
 
 Warn = Callable[[str], None]
 DELIVERED = "delivered"
+SECURE = ("secure.json", "known.json", "summed.json")
+"""Of :mod:`worker.secure_work`."""
 _SLUG: TypeAdapter[Slug] = TypeAdapter(Slug)
 
 
@@ -205,7 +207,7 @@ class RunJournal:
         return KeptState(file=name, digest=written.digest, groups=groups)
 
     def _sweep(self) -> None:
-        wanted = {"data-mark", DELIVERED, *(self._entry.files() if self._entry else ())}
+        wanted = {"data-mark", DELIVERED, *SECURE, *(self._entry.files() if self._entry else ())}
         for path in self.folder.iterdir():
             if path.is_file() and path.name not in wanted and path.suffix != ".unreadable":
                 path.unlink(missing_ok=True)
@@ -219,6 +221,10 @@ class RunJournal:
             fetch(digest, path)
         self._verified.add(digest)
         return path
+
+    def blob_path(self, digest: Digest) -> Path:
+        """Where a blob is that was fetched for this round."""
+        return self._blobs / digest
 
     def keep_only(self, digests: set[str]) -> None:
         """Remove every downloaded blob but these, and partial downloads of others."""

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shared.faults import LASTING, TRANSIENT, Doing, Fault, FaultCode
 from shared.problems import InvalidConfiguration, NotFound, Problem
-from shared.schemas import Enrol, EnrolmentStatus, Evaluate, Finished, SubmitDiscrepancy, Train, Wait
+from shared.schemas import (
+    Enrol,
+    EnrolmentStatus,
+    Evaluate,
+    Finished,
+    SecureStep,
+    SubmitDiscrepancy,
+    Train,
+    Wait,
+)
 from worker.changed_data import DataWatch
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import NOT_MEANT, decline_all, enrol, find_enrolment, is_meant, submit_discrepancy
@@ -43,7 +52,7 @@ FIRST_DELAY_SECONDS = 0.5
 SHORTEST_POLL_SECONDS = 1.0
 
 Result = TypeVar("Result")
-Work: TypeAlias = Enrol | SubmitDiscrepancy | Train | Evaluate | Finished
+Work: TypeAlias = Enrol | SubmitDiscrepancy | SecureStep | Train | Evaluate | Finished
 
 
 class Refused(Exception):
@@ -233,19 +242,24 @@ class Worker:
                 self._enrol(self._coordinator.run(assignment.run))
             case Finished():
                 self._finish(assignment)
-            case SubmitDiscrepancy() | Train() | Evaluate():
+            case SubmitDiscrepancy() | SecureStep() | Train() | Evaluate():
                 local = self._get_run(assignment.run)
                 if isinstance(assignment, Train | Evaluate):
                     self._look_at_changes(local, assignment.revision)
                 if not self._follow_changed_data(local):
                     self._work_on(assignment, local)
 
-    def _work_on(self, assignment: SubmitDiscrepancy | Train | Evaluate, local: LocalRun) -> None:
+    def _work_on(
+        self, assignment: SubmitDiscrepancy | SecureStep | Train | Evaluate, local: LocalRun
+    ) -> None:
         match assignment:
             case SubmitDiscrepancy():
                 index = self._indexes.get(assignment.run)
                 told = submit_discrepancy(assignment, local, index, self._site, self._coordinator)
                 self._reporter.say(f"{assignment.run}: {told}")
+            case SecureStep():
+                journal = self._journal.open_run(assignment.run)
+                self._rounds.secure.answer(assignment, local, journal)
             case Train():
                 self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
             case Evaluate():
@@ -272,7 +286,7 @@ class Worker:
         most = UPLOAD_TRIES if code is FaultCode.UPLOAD_CUT else TRIES
         if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < most):
             raise fault
-        if isinstance(assignment, Train) and code not in LASTING:
+        if isinstance(assignment, Train | SecureStep) and code not in LASTING:
             self._rounds.give_up(assignment, fault)
         else:
             self._decline(assignment.run, fault)

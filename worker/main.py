@@ -14,6 +14,7 @@ import httpx
 from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.schemas import PROTOCOL, Registration
+from shared.secure.keys import identity_of
 from shared.versions import VERSION
 from worker.address import Address, find_address
 from worker.answers import UnexpectedAnswer
@@ -27,8 +28,10 @@ from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import (
     StoredCredential,
+    describe_identity,
     find_credential,
     lock_folder,
+    obtain_identity,
     prepare_token,
     read_credential,
     write_credential,
@@ -94,12 +97,15 @@ def _work(
         insecure=settings.insecure,
     ) as coordinator:
         _check_data(settings, address, folder, coordinator)
-        credential = _obtain_credential(settings, address, folder, coordinator, backoff)
+        identity = obtain_identity(folder)
+        credential = _obtain_credential(settings, address, folder, coordinator, backoff, identity)
         coordinator.authenticate(credential.token)
         reporter.say(f"Client {credential.client} at {address.url}, task {settings.task}, state in {folder}")
+        reporter.say(f"Its identity key has the fingerprint {describe_identity(identity)}")
         try:
             worker = _make_worker(
-                credential.client, settings, policy, folder, coordinator, backoff, reporter, shutdown
+                *(credential.client, settings, policy, folder, coordinator, backoff, reporter, shutdown),
+                *(identity, told),
             )
         except InvalidConfiguration as error:
             fault = LocalFault(Fault(FaultCode.SETTINGS), str(error))
@@ -152,6 +158,7 @@ def _obtain_credential(
     folder: Path,
     coordinator: CoordinatorClient,
     backoff: Backoff,
+    identity: bytes,
 ) -> StoredCredential:
     """The credential of an earlier start, or a new one for the join code."""
     url, join_token = address.url, address.join_token
@@ -171,7 +178,13 @@ def _obtain_credential(
             hint="Ask the coordinator's operator for one, and pass it with --join (or FEDDISCO_JOIN).",
         )
     token = prepare_token(folder, url, settings.name)
-    registration = Registration(name=settings.name, protocol=PROTOCOL, version=VERSION, token=token)
+    registration = Registration(
+        name=settings.name,
+        protocol=PROTOCOL,
+        version=VERSION,
+        identity=identity_of(identity).hex(),
+        token=token,
+    )
     given = backoff.retry(lambda: coordinator.register(join_token, registration), registering=True)
     credential = StoredCredential(
         url=url, client=given.client, token=given.token, fingerprint=address.fingerprint
@@ -189,23 +202,27 @@ def _make_worker(
     backoff: Backoff,
     reporter: Reporter,
     shutdown: Shutdown,
+    identity: bytes,
+    told: Told,
 ) -> Worker:
     """PyTorch is imported only here, so a wrong address or join code is reported without waiting for it."""
     from shared.device import choose, use_threads
     from worker.journal import Journal
     from worker.round_work import RoundWork
+    from worker.secure_work import SecureWork
     from worker.site import Site
 
     use_threads(settings.threads)
     device = choose(settings.device, settings.precision)
     site = Site(settings, policy, device, folder / "cache", reporter.say)
+    secure = SecureWork(coordinator, site, reporter, identity, told.record)
     return Worker(
         client=client,
         settings=settings,
         coordinator=coordinator,
         journal=Journal(folder, reporter.say),
         site=site,
-        rounds=RoundWork(coordinator, site, reporter, shutdown, time.perf_counter),
+        rounds=RoundWork(coordinator, site, reporter, shutdown, time.perf_counter, secure),
         backoff=backoff,
         reporter=reporter,
     )

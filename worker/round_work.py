@@ -11,7 +11,7 @@ from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
 from shared.schemas import UpdateReport
 from shared.texts import format_size
-from shared.training import LocalResult, Stopped
+from shared.training import LocalResult, Stopped, TrainProgress
 from shared.training.workbench import ClientTask
 from worker.diagnose import diagnose
 from worker.disclosure import told_size
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shared.schemas import Evaluate, Metrics, Train
-    from shared.training import TrainProgress
+    from shared.schemas import Evaluate, Metrics, SecureStep, Train
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
     from worker.policy import Sizes
     from worker.progress import Reporter
+    from worker.secure_work import SecureWork
     from worker.shutdown import Shutdown
     from worker.site import LocalRun, Site
 
 __all__ = ["RoundWork"]
 
+NOT_TOLD = TrainProgress(0, 0, 0, 0, None)
+"""In place of the progress of a secure run."""
 SPACE_POLL_SECONDS = 2.0
 """How often it is tried whether the disk has space again."""
 
@@ -67,6 +69,7 @@ class RoundWork:
     reporter: Reporter
     shutdown: Shutdown
     clock: Callable[[], float]  # seconds, monotonic
+    secure: SecureWork
     sleep: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------ training
@@ -77,13 +80,15 @@ class RoundWork:
         Raises :class:`worker.faults.LocalFault` that says why there is none, OSError or a fault of the
         network if it is to be tried again.
         """
+        if _is_secure(local):
+            self.secure.check_train(assignment, local, journal)
         update = journal.find_finished(assignment)
         if update is not None:
             self.reporter.say(f"{_title(assignment)}: trained already, sending the finished update again")
         else:
             update = self._make_update(assignment, local, journal)
         if update is not None:
-            self._send(assignment, update, journal)
+            self._send(assignment, local, update, journal)
 
     def _make_update(self, assignment: Train, local: LocalRun, journal: RunJournal) -> FinishedUpdate | None:
         """None: the coordinator wants it no more, or this process is to end."""
@@ -116,7 +121,9 @@ class RoundWork:
         task = ClientTask(
             round=assignment.round,
             index=assignment.index,
-            relative_size=assignment.relative_size,
+            relative_size=self.secure.relative_size(assignment, local)
+            if _is_secure(local)
+            else assignment.relative_size,
             took_part=assignment.last_aggregated_round > 0,
             model=paths[assignment.model],
             broadcast=paths[assignment.broadcast] if assignment.broadcast is not None else None,
@@ -139,9 +146,10 @@ class RoundWork:
     def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
         """Raises :class:`Stopped` where it was asked to, :class:`worker.faults.LocalFault` for all else."""
         with self.reporter.show_training(job.title) as show, local_faults(Doing.TRAINING):
+            is_secure = _is_secure(job.local)
 
             def on_progress(progress: TrainProgress) -> None:
-                heartbeat.update(progress)
+                heartbeat.update(NOT_TOLD if is_secure else progress)  # steps tell the number of examples
                 show(progress)
 
             try:
@@ -179,10 +187,14 @@ class RoundWork:
         else:  # asked to end: the page shows how far it came, and the round stays this worker's
             heartbeat.send()
 
-    def _send(self, assignment: Train, update: FinishedUpdate, journal: RunJournal) -> None:
-        path, report = journal.folder / update.file, update.report
+    def _send(self, assignment: Train, local: LocalRun, update: FinishedUpdate, journal: RunJournal) -> None:
+        path, digest, told = journal.folder / update.file, update.digest, update.report
+        if _is_secure(local):
+            self._fetch(assignment, local, journal)  # it may be another process that trained
+            path, digest, told = self.secure.mask(assignment, local, journal, update)
+        size = path.stat().st_size
         try:
-            self.coordinator.upload(assignment.run, assignment.round, report, path, update.digest)
+            self.coordinator.upload(assignment.run, assignment.round, told, path, digest)
         except UpdateRefused as refused:
             self.reporter.say(f"{_title(assignment)}: the update was not taken: {refused}")
             return
@@ -192,13 +204,14 @@ class RoundWork:
             self.give_up(assignment, _describe_refusal(invalid))
             return
         except UPLOAD_BREAKS as error:
-            raise describe_broken_upload(error, update.bytes) from error
+            raise describe_broken_upload(error, size) from error
         journal.note_delivered()
+        report = update.report
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
-        self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(update.bytes)}")
+        self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(size)}")
 
-    def give_up(self, assignment: Train, fault: LocalFault) -> None:
+    def give_up(self, assignment: Train | SecureStep, fault: LocalFault) -> None:
         """Report that no update of this round will come, and why."""
         self.reporter.say(f"{_title(assignment)}: no update ({fault.told.code}): {fault}")
         try:
@@ -251,6 +264,10 @@ def _report(job: _Job, result: LocalResult, sizes: Sizes) -> UpdateReport:
     )
 
 
-def _title(assignment: Train) -> str:
+def _is_secure(local: LocalRun) -> bool:
+    return local.view.config.secure is not None
+
+
+def _title(assignment: Train | SecureStep) -> str:
     again = f" (attempt {assignment.attempt})" if assignment.attempt > 1 else ""
     return f"{assignment.run} round {assignment.round}{again}"

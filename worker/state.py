@@ -5,6 +5,7 @@
     STATE/lock               held while a worker runs, names its process
     STATE/credential.json    coordinator, client id, bearer token (mode 0600)
     STATE/registration.json  the same before the coordinator has answered, to ask again as the same client
+    STATE/identity.key       this client's private Ed25519 key, hexadecimal (mode 0600)
     STATE/runs/RUN/          see worker.journal
 
 With slots (``--state-slots``) several workers share STATE: each takes the first of ``STATE/slot-1``,
@@ -24,18 +25,26 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from shared.files import PRIVATE, remove_partial, replace_file
+from shared.fingerprints import fingerprint_of, format_fingerprint
 from shared.problems import InvalidConfiguration
 from shared.schemas import Body
+from shared.secure.keys import identity_of, make_identity
 
 __all__ = [
     "StoredCredential",
+    "describe_identity",
     "find_credential",
+    "find_identities",
     "lock_folder",
+    "obtain_identity",
     "prepare_token",
     "read_credential",
     "set_aside",
     "write_credential",
 ]
+
+
+IDENTITY = "identity.key"
 
 
 class StoredCredential(Body):
@@ -165,6 +174,46 @@ def prepare_token(folder: Path, url: str, name: str | None) -> str:
     pending = PendingRegistration(url=url, name=name, token=secrets.token_urlsafe(32))
     replace_file(path, pending.model_dump_json().encode(), mode=PRIVATE)
     return pending.token
+
+
+def obtain_identity(folder: Path) -> bytes:
+    """This client's private identity key, made at its first start.
+
+    Raises :class:`InvalidConfiguration` if there is one that cannot be read: by another the others of its
+    secure runs would not know this client.
+    """
+    path = folder / IDENTITY
+    with _folder_faults(folder):
+        if not path.exists():
+            replace_file(path, make_identity().hex().encode(), mode=PRIVATE)
+        return _read_identity(path)
+
+
+def find_identities(state: Path) -> dict[str, bytes]:
+    """The private keys of the clients of a state folder, by their credentials' names."""
+    found = {}
+    for folder in (state, *sorted(state.glob("slot-*"))):
+        credential = find_credential(folder)
+        if credential is not None and (folder / IDENTITY).exists():
+            found[credential.client] = _read_identity(folder / IDENTITY)
+    return found
+
+
+def _read_identity(path: Path) -> bytes:
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+        identity_of(key)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"the identity key {path} cannot be read.",
+            hint="Restore it from a backup. With another key the client has to be registered anew.",
+        ) from error
+    return key
+
+
+def describe_identity(private: bytes) -> str:
+    """The fingerprint of the public key, as it is compared by telephone."""
+    return format_fingerprint(fingerprint_of(identity_of(private)))
 
 
 def set_aside(path: Path) -> Path:

@@ -16,6 +16,7 @@ from shared.schemas import (
     ClientView,
     Credential,
     Erasure,
+    IdentityPin,
     JoinToken,
     JoinTokenRequest,
     JoinTokenView,
@@ -43,6 +44,7 @@ async def register(body: Registration, coordinator: Coordinator, request: Reques
         body.version,
         coordinator.clock(),
         join_hash=join_hash,
+        identity=body.identity,
     )
     coordinator.guard.remember(token)
     coordinator.hub.announce(None)
@@ -53,6 +55,13 @@ async def register(body: Registration, coordinator: Coordinator, request: Reques
 async def list_clients(coordinator: Coordinator, _actor: Operator) -> list[ClientView]:
     """All clients, including revoked ones."""
     return list(await coordinator.threads.run(coordinator.store.clients))
+
+
+@router.put("/clients/{client}/identity", status_code=204)
+async def pin_identity(client: ClientId, body: IdentityPin, coordinator: Coordinator, admin: Admin) -> None:
+    """Let the name be registered under this identity key only, which its site has read out."""
+    pin, now = coordinator.store.pin_identity, coordinator.clock()
+    await coordinator.threads.run(pin, client, body.fingerprint, admin, now)
 
 
 @router.delete("/clients/{client}", status_code=204)

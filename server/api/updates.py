@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import ValidationError
 
 from server.api.dependencies import Client, Coordinator
 from server.api.documents import Number, RunId, as_json
@@ -19,11 +20,14 @@ from server.api.uploads import (
 )
 from server.runs.client_views import receipt_for
 from server.runs.intake import Offer
-from shared.problems import NotFound, Problem
-from shared.schemas import Receipt, UpdateReport
+from shared.problems import InvalidRequest, NotFound, Problem
+from shared.schemas import Receipt, SecureAnswer, UpdateReport
 
 router = APIRouter(tags=["updates"])
 
+STEP_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 SMALL_BYTES = 2**20
 """Up to this size the body is read before the update is checked: the rest is then the work of one thread."""
 
@@ -52,6 +56,26 @@ async def upload(
         limit = intake.limit_bytes(offer)
         incoming = await receive_body(request, coordinator.blobs, digest=digest, max_bytes=limit)
         return as_json(await threads.run_long(intake.accept, offer, incoming))
+
+
+@router.post("/runs/{run}/rounds/{n}/step", status_code=204, openapi_extra=STEP_BODY)
+async def answer_step(
+    run: RunId, n: Number, request: Request, coordinator: Coordinator, client: Client
+) -> None:
+    """Answer the step of a secure sum that is this client's turn. Safe to repeat."""
+    answer = _parse_answer(await read_body(request))
+    await coordinator.threads.run(coordinator.intake.answer_step, run, n, client, answer)
+
+
+def _parse_answer(body: bytes) -> SecureAnswer:
+    """As JSON: FastAPI would parse it first, and bytes in base64 are known in JSON only."""
+    try:
+        return SecureAnswer.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"the answer is none to a step of a secure sum: {error.errors(include_input=False)[0]['msg']}",
+            hint="Answer what the assignment asks for, as the worker of this version does.",
+        ) from error
 
 
 @asynccontextmanager

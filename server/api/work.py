@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from server.api.dependencies import Client, Coordinator
 from server.api.documents import as_json
 from server.wakeups.hub import Waiter
-from shared.schemas import Assignment, Train, Wait
+from shared.schemas import Assignment, SecureStep, Train, Wait
 
 router = APIRouter(tags=["work"])
 
@@ -34,7 +34,7 @@ async def work(request: Request, coordinator: Coordinator, client: Client, wait:
     async with _noticing_end(request, hub.polling(client)) as waiter:
         while True:
             if (assignment := await threads.run(assignments.take_next, client)) is not None:
-                if isinstance(assignment, Train):
+                if isinstance(assignment, Train | SecureStep):
                     coordinator.grants.grant(client, (assignment.model, assignment.broadcast))
                 return as_json(assignment)
             left = end - time.monotonic()

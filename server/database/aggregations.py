@@ -15,6 +15,7 @@ from server.database.tables import participants, rounds, runs
 from shared.config import RunConfig
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus, TensorSpec
+from shared.secure.coordinator import Coordinator
 from shared.weightings.base import Memory
 
 __all__ = ["AggregationInput", "OpenAggregation", "Trainer", "Update", "list_aggregating", "read_input"]
@@ -65,6 +66,7 @@ class AggregationInput:
     start_memory: Memory
     updates: tuple[Update, ...]
     trainers: tuple[Trainer, ...]
+    secure: Coordinator | None = None
 
     @property
     def clients(self) -> int:
@@ -123,6 +125,7 @@ def read_input(
         start_memory=_read_memory(round_.start_memory),
         updates=tuple(_update(row, discrepancies) for row in arrived),
         trainers=trainers,
+        secure=None if round_.secure is None else Coordinator.model_validate_json(round_.secure),
     )
 
 

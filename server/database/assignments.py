@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,9 +25,11 @@ from shared.schemas import (
     Role,
     RoundStatus,
     RunStatus,
+    SecureStep,
     SubmitDiscrepancy,
     Train,
 )
+from shared.secure.coordinator import Phase
 
 __all__ = ["explain_waiting", "list_away", "next_assignment"]
 
@@ -58,6 +61,15 @@ _IS_LOST = (
     .where(blobs.c.digest == participants.c.update, blobs.c.fault.is_not(None))
     .exists()
 )
+_STEPS = (None, *Phase)
+_IS_ITS_TURN = sa.or_(
+    *(
+        sa.and_(rounds.c.step == step.value, participants.c.answered.is_not_distinct_from(before))
+        for before, step in itertools.pairwise(_STEPS)
+        if step is not None
+    )
+)
+"""In a secure round a client is asked to take the step after the one that it answered last."""
 _TRAIN = (
     sa.select(
         participants.c.run,
@@ -69,6 +81,7 @@ _TRAIN = (
         rounds.c.start_broadcast.label("broadcast"),
         rounds.c.deadline_at,
         runs.c.revision,
+        rounds.c.step,
         _LAST_AGGREGATED.label("last_aggregated_round"),
         _IS_LOST.label("again"),
     )
@@ -87,6 +100,12 @@ _TRAIN = (
             sa.and_(
                 participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
                 rounds.c.status == RoundStatus.COLLECTING,
+                sa.or_(rounds.c.step.is_(None), _IS_ITS_TURN),
+            ),
+            sa.and_(
+                participants.c.status == ParticipantStatus.UPLOADED,
+                rounds.c.status == RoundStatus.COLLECTING,
+                _IS_ITS_TURN,
             ),
             sa.and_(
                 sa.bindparam("lost_too", type_=sa.Boolean),
@@ -149,7 +168,7 @@ def next_assignment(
     """
     parameters = {"of_client": client}
     if (row := connection.select(_TRAIN, parameters | {"lost_too": lost_too}).one_or_none()) is not None:
-        return Train(**row._mapping)
+        return Train(**row._mapping) if row.step is None else _secure(connection, row, configs)
     enrolled = connection.select(_ENROLMENTS, parameters).all()
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
     if found is not None:
@@ -157,6 +176,37 @@ def next_assignment(
     if (run := _open_run(connection, client, configs)) is not None:
         return Enrol(run=run)
     return _finished(connection, enrolled, configs)
+
+
+def _secure(connection: Reading, row: Any, configs: Configs) -> Train | SecureStep:
+    """The step of a secure round that is the client's turn, with what the others sent for it."""
+    run = load(connection, row.run, configs).run
+    secure = None if run.round is None else run.round.secure
+    if secure is None:
+        raise RuntimeError(f"run {row.run!r} is at a step of a secure sum without one")
+    index = row._mapping["index"]  # `row.index` is a method of rows
+    if row.round and (row.again or secure.phase is Phase.UPLOAD):
+        return Train(**row._mapping, inbox=secure.inbox_of(index), totals=run.totals)
+    sent: dict[str, Any] = {}
+    match Phase.UPLOAD if row.again else secure.phase:
+        case Phase.ADVERTISE:
+            sent["identities"] = {known: key.hex() for known, key in secure.identities.items()}
+            sent["score_sum"] = _read_score_sum(connection, row.run, row.last_aggregated_round)
+        case Phase.SHARE:
+            sent["roster"] = secure.roster
+        case Phase.UPLOAD:
+            sent["inbox"] = secure.inbox_of(index)
+        case Phase.AGREE:
+            sent["survivors"] = secure.survivors
+        case Phase.UNMASK:
+            sent["agreements"] = secure.signed
+    return SecureStep(**row._mapping, totals=run.totals, **sent)
+
+
+def _read_score_sum(connection: Reading, run: str, number: int) -> float | None:
+    chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED)
+    sums = connection.select(sa.select(rounds.c.sums).where(*chosen)).scalar()
+    return None if sums is None else sums.get("score")
 
 
 def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
@@ -219,6 +269,7 @@ _UNSCORED = (
     .where(
         rounds.c.run == _RUN,
         rounds.c.status == RoundStatus.COMPLETED,
+        rounds.c.round > 0,
         sa.or_(
             rounds.c.round % sa.bindparam("every", type_=sa.BigInteger) == 0,
             rounds.c.round == sa.bindparam("last", type_=sa.BigInteger),

@@ -27,7 +27,7 @@ class StoredUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """A completed round."""
+    """A completed round; of one that is ``secure`` nobody's weight is known."""
 
     round: int
     attempt: int
@@ -37,6 +37,7 @@ class StoredRound:
     model: str | None
     broadcast: str | None
     private: str | None
+    secure: bool
     updates: tuple[StoredUpdate, ...]
 
 
@@ -86,7 +87,9 @@ def _list_rounds(connection: Reading, run: str) -> Iterator[StoredRound]:
     columns = (
         *(rounds.c.round, rounds.c.attempt, rounds.c.start_model, rounds.c.start_broadcast),
         *(rounds.c.start_private, rounds.c.model, rounds.c.broadcast, rounds.c.private),
+        rounds.c.secure.is_not(None).label("secure"),
     )
-    completed = sa.select(*columns).where(rounds.c.run == run, rounds.c.status == RoundStatus.COMPLETED)
+    is_completed = (rounds.c.status == RoundStatus.COMPLETED, rounds.c.round > 0)  # 0 makes no model
+    completed = sa.select(*columns).where(rounds.c.run == run, *is_completed)
     for row in connection.select(completed.order_by(rounds.c.round)):
         yield StoredRound(**row._mapping, updates=tuple(updates.get((row.round, row.attempt), ())))

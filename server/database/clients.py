@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
 from server.database.events import add_events
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, is_name_kept
 from server.database.session import Reading, Writing
-from server.database.tables import clients, enrolments, runs
-from shared.problems import NameTaken, NotFound, WrongName
+from server.database.tables import clients, enrolments, identity_pins, runs
+from shared.fingerprints import identity_fingerprint
+from shared.problems import NameTaken, NotFound, OtherIdentity, WrongName
 from shared.schemas import ClientView, EnrolmentStatus, RunStatus
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "list_unrevoked",
     "lock_open_runs_of",
     "mark_seen",
+    "pin_identity",
     "read_grant",
+    "read_identity",
     "register",
     "revoke",
 ]
@@ -37,6 +41,7 @@ _VIEW = sa.select(
     clients.c.version,
     clients.c.role,
     clients.c.group,
+    clients.c.identity,
 )
 _BY_HASH = _VIEW.where(clients.c.token_hash == sa.bindparam("of_hash", type_=sa.String))
 _SEEN = clients.update().where(clients.c.client == sa.bindparam("of_client", type_=sa.String))
@@ -49,15 +54,19 @@ def register(
     version: str,
     grant: ClientGrant = ANY_CLIENT,
     *,
+    identity: str | None = None,
     actor: str | None,
     now: dt.datetime,
 ) -> str:
-    """The new client's id: its name, or the next free ``client-N``.
+    """The new client's id: its name, or the next free ``client-N``. ``identity``: its public key.
 
-    Raises :class:`NameTaken`, and :class:`WrongName` where the join token is for another one.
+    Raises :class:`NameTaken`, and :class:`WrongName` where the join token is for another one;
+    :class:`OtherIdentity` where another key is pinned for the name.
     """
     name = _check_name(connection, name, grant, now)
-    row = {"token_hash": token_hash, "version": version, "registered_at": now}
+    if name is not None:
+        _check_pin(connection, name, identity)
+    row = {"token_hash": token_hash, "version": version, "registered_at": now, "identity": identity}
     row |= {"role": grant.role, "group": grant.group}
     wanted = name if name is not None else _next_name(connection)
     while connection.insert_new(clients, row | {"client": wanted}, "client") != 1:
@@ -68,6 +77,7 @@ def register(
             )
         wanted = _next_name(connection)  # another process was faster
     given = {"role": grant.role, "group": grant.group}
+    given["fingerprint"] = identity_fingerprint(identity)
     detail = {"version": version} | {key: value for key, value in given.items() if value is not None}
     add_events(
         connection,
@@ -94,6 +104,38 @@ def _check_name(connection: Reading, name: str | None, grant: ClientGrant, now: 
     return grant.name
 
 
+def _check_pin(connection: Reading, name: str, identity: str | None) -> None:
+    pinned = connection.select(
+        sa.select(identity_pins.c.fingerprint).where(identity_pins.c.client == name)
+    ).scalar()
+    if pinned is not None and pinned != identity_fingerprint(identity):
+        raise OtherIdentity(
+            f"the name {name!r} is pinned to another identity key than this client's",
+            hint="Register from the state folder that holds that key, or ask the coordinator's operator to "
+            "pin the new one.",
+        )
+
+
+def pin_identity(connection: Writing, client: str, fingerprint: str, actor: str, now: dt.datetime) -> None:
+    """From now on the name is registered under this key only; pinned again, the newest counts.
+
+    Raises :class:`OtherIdentity` if the client is registered, under another key.
+    """
+    row = connection.select(_VIEW.where(clients.c.client == client)).one_or_none()
+    if row is not None and identity_fingerprint(row.identity) != fingerprint:
+        raise OtherIdentity(
+            f"the client {client!r} is registered under another identity key",
+            hint="Compare its fingerprint with the site; a name that was registered is not given again.",
+        )
+    pin = {"fingerprint": fingerprint, "pinned_at": now}
+    if connection.insert_new(identity_pins, {"client": client} | pin, "client") != 1:
+        connection.execute(identity_pins.update().where(identity_pins.c.client == client).values(**pin))
+    detail = {"fingerprint": fingerprint}
+    add_events(
+        connection, [{"kind": "identity_pinned", "client": client, "detail": detail}], actor=actor, now=now
+    )
+
+
 def find_registered(connection: Reading, name: str | None, token_hash: str) -> str | None:
     """The client that registered with this token, if there is one.
 
@@ -117,7 +159,11 @@ def _next_name(connection: Reading) -> str:
 def find_by_token_hash(connection: Reading, token_hash: str) -> ClientView | None:
     """Revoked clients too."""
     row = connection.select(_BY_HASH, {"of_hash": token_hash}).one_or_none()
-    return ClientView(**row._mapping) if row is not None else None
+    return _view(row) if row is not None else None
+
+
+def _view(row: Any) -> ClientView:
+    return ClientView(**row._mapping, fingerprint=identity_fingerprint(row.identity))
 
 
 def read_grant(connection: Reading, client: str) -> ClientGrant:
@@ -126,9 +172,17 @@ def read_grant(connection: Reading, client: str) -> ClientGrant:
     return ANY_CLIENT if row is None else ClientGrant(row.role, row.group, row.client)
 
 
+def read_identity(connection: Reading, client: str) -> str | None:
+    """The client's public key; None: it has none."""
+    found: str | None = connection.select(
+        sa.select(clients.c.identity).where(clients.c.client == client)
+    ).scalar()
+    return found
+
+
 def list_clients(connection: Reading) -> list[ClientView]:
     """By name."""
-    return [ClientView(**row._mapping) for row in connection.select(_VIEW.order_by(clients.c.client))]
+    return [_view(row) for row in connection.select(_VIEW.order_by(clients.c.client))]
 
 
 def mark_seen(connection: Writing, seen: Mapping[str, dt.datetime]) -> None:

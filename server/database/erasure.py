@@ -19,6 +19,7 @@ from server.database.tables import (
     enrolments,
     evaluations,
     events,
+    identity_pins,
     join_tokens,
     participants,
     rounds,
@@ -30,11 +31,11 @@ from shared.schemas import ParticipantStatus, RoundStatus
 __all__ = ["PREFIX", "OpenUpdate", "erase", "list_open_updates"]
 
 PREFIX = "erased-"
-_ITS_OWN = ("detail", "group", "name", "reason", "version")
+_ITS_OWN = ("detail", "fingerprint", "group", "name", "reason", "version")
 """Details of an event about a client that are, or may hold, its own words."""
 _TOLD_AT_ENROLMENT = (
     *("reason", "last_error", "left_out", "approved_examples"),
-    *("discrepancy", "discrepancy_metric", "grade", "epsilon"),
+    *("discrepancy", "discrepancy_metric", "grade", "epsilon", "identity"),
 )
 _TOLD_IN_A_ROUND = ("reason", "progress", "heartbeat_at", "loss", "seconds", "start_loss", "end_loss")
 _NAMING = ("participants", "reason")
@@ -84,6 +85,7 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     _rename_in_deletions(connection, replace)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}
     connection.execute(join_tokens.update().where(join_tokens.c.name == client).values(token))
+    connection.execute(identity_pins.delete().where(identity_pins.c.client == client))
     connection.execute(clients.delete().where(clients.c.client == client))
     add_events(connection, [{"kind": "client_erased", "client": name}], actor=actor, now=now)
     return name

@@ -30,6 +30,7 @@ KINDS: Final[frozenset[str]] = frozenset(
         "client_registered",
         "client_revoked",
         "client_erased",
+        "identity_pinned",
         "join_token_added",
         "join_token_revoked",
         "run_created",

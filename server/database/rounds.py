@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,7 +22,9 @@ from shared.schemas import (
     Receipt,
     RoundStatus,
     RoundView,
+    SecureView,
 )
+from shared.secure.coordinator import Coordinator, Phase
 
 __all__ = [
     "find_start_model",
@@ -89,7 +91,23 @@ def _participants(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Itera
 def _round_view(row: Row, ledger: Iterable[LedgerRow], scores: Iterable[EvaluationView]) -> RoundView:
     # a model is evaluated, and only a completed attempt made one
     evaluated = tuple(scores) if row.status is RoundStatus.COMPLETED else ()
-    return RoundView(**row._mapping, ledger=tuple(ledger), evaluations=evaluated)
+    rows = tuple(ledger)
+    columns = {**row._mapping, "secure": _secure_view(row, rows)}
+    return RoundView(**columns | {"sums": None}, ledger=rows, evaluations=evaluated)
+
+
+def _secure_view(row: Row, ledger: Sequence[LedgerRow]) -> SecureView | None:
+    if row.secure is None:
+        return None
+    secure = Coordinator.model_validate_json(row.secure)
+    collects, awaited = row.status is RoundStatus.COLLECTING, secure.awaited
+    return SecureView(
+        step=secure.phase.value,
+        members=0 if secure.phase is Phase.ADVERTISE else len(secure.advertisements),
+        awaited=tuple(entry.client for entry in ledger if entry.index in awaited) if collects else (),
+        survivors=len(secure.uploaded) if secure.phase in (Phase.AGREE, Phase.UNMASK) else None,
+        **(row.sums or {}),
+    )
 
 
 def _ledger_row(row: Row) -> LedgerRow:
@@ -102,7 +120,11 @@ def _ledger_row(row: Row) -> LedgerRow:
 
 _NEWEST_MODEL = (
     sa.select(rounds.c.model)
-    .where(rounds.c.run == sa.bindparam("of_run", type_=sa.String), rounds.c.status == RoundStatus.COMPLETED)
+    .where(
+        rounds.c.run == sa.bindparam("of_run", type_=sa.String),
+        rounds.c.status == RoundStatus.COMPLETED,
+        rounds.c.round > 0,  # the sum that ends a secure run's enrolment makes no model
+    )
     .order_by(rounds.c.round.desc())
     .limit(1)
 )

@@ -19,6 +19,7 @@ from server.database.tables import clients, deletions, enrolments, runs
 from server.lifecycle.state import Run
 from server.lifecycle.views import find_standing, waiting_for
 from shared.config import RunConfig
+from shared.fingerprints import identity_fingerprint
 from shared.problems import NameTaken
 from shared.schemas import EnrolmentView, RunStatus, RunSummary, RunView, TensorSpec
 
@@ -132,6 +133,7 @@ def read_run(
         current_round=current,
         waiting_for=waiting_for(state, now, reader=reader),
         rewound_attempts=state.rewound_attempts,
+        totals=state.totals,
     )
 
 
@@ -155,4 +157,5 @@ def _enrolments(connection: Reading, run: str) -> tuple[EnrolmentView, ...]:
         .where(enrolments.c.run == run)
         .order_by(enrolments.c.index.is_(None), enrolments.c.index, enrolments.c.client)
     )
-    return tuple(EnrolmentView(**row._mapping) for row in connection.select(statement))
+    rows = (dict(row._mapping) for row in connection.select(statement))
+    return tuple(EnrolmentView(**row, fingerprint=identity_fingerprint(row["identity"])) for row in rows)

@@ -250,9 +250,12 @@ class Store:
         now: dt.datetime,
         *,
         join_hash: str | None = None,
+        identity: str | None = None,
         actor: str | None = None,
     ) -> str:
-        """The new client's id, and one use of the join token counted; NameTaken, WrongName, WrongToken.
+        """The new client's id, and one use of the join token counted.
+
+        Raises NameTaken, WrongName, WrongToken, OtherIdentity.
 
         The client that has this token already, if there is one: its answer was lost and it asks again.
         """
@@ -263,7 +266,9 @@ class Store:
             grant = (
                 ANY_CLIENT if join_hash is None else join_tokens.use_join_token(connection, join_hash, now)
             )
-            return clients.register(connection, name, token_hash, version, grant, actor=actor, now=now)
+            return clients.register(
+                connection, name, token_hash, version, grant, identity=identity, actor=actor, now=now
+            )
 
         return self._writer.write(work)
 
@@ -321,6 +326,16 @@ class Store:
     def grant_of(self, client: str) -> ClientGrant:
         """What the client's join token made of it."""
         return self._read(clients.read_grant, client)
+
+    def identity_of(self, client: str) -> str | None:
+        """The client's public key; None: it has none."""
+        return self._read(clients.read_identity, client)
+
+    def pin_identity(self, client: str, fingerprint: str, actor: str, now: dt.datetime) -> None:
+        """The name is registered under this key only; OtherIdentity if it is under another one."""
+        self._writer.write(
+            lambda connection: clients.pin_identity(connection, client, fingerprint, actor, now)
+        )
 
     def is_join_token(self, token_hash: str) -> bool:
         """Whether it ever was one, usable or not."""

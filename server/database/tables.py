@@ -22,6 +22,7 @@ __all__ = [
     "enrolments",
     "evaluations",
     "events",
+    "identity_pins",
     "installation",
     "join_tokens",
     "metadata",
@@ -114,6 +115,16 @@ clients = sa.Table(
     _column("erased_at", UtcDateTime, null=True, comment="when all but its numbers was erased"),
     _column("role", sa.String(20), null=True, comment="the only one that its join token allows"),
     _column("group", Slug, null=True, comment="as its join token said"),
+    _column("identity", Sha256, null=True, comment="public Ed25519 key, hexadecimal; null: it has none"),
+)
+
+identity_pins = sa.Table(
+    "identity_pins",
+    metadata,
+    # a name that may have to be registered yet
+    _column("client", Slug, primary_key=True),
+    _column("fingerprint", Sha256),
+    _column("pinned_at", UtcDateTime),
 )
 
 join_tokens = sa.Table(
@@ -154,6 +165,7 @@ runs = sa.Table(
     _column("started_at", UtcDateTime, null=True),
     _column("finished_at", UtcDateTime, null=True),
     _column("archived_at", UtcDateTime, null=True),
+    _column("totals", Json, null=True, comment="of a secure run: what the sum that ends enrolment told"),
 )
 
 deletions = sa.Table(
@@ -192,6 +204,7 @@ enrolments = sa.Table(
         null=True,
         comment="the size that the operator approved; 0: the operator refused the client",
     ),
+    _column("identity", Sha256, null=True, comment="the key with which it takes part; null: it has none"),
     sa.UniqueConstraint("run", "index"),
 )
 
@@ -221,6 +234,14 @@ rounds = sa.Table(
     _column("start_memory", Json, null=True),
     _column("memory", Json, null=True),
     _column("adjustment", Json, null=True),
+    _column("step", sa.String(20), null=True, comment="the step of a secure sum that is open"),
+    _column(
+        "secure",
+        sa.Text,
+        null=True,
+        comment="the coordinator's half of a secure sum, JSON; null: updates arrive in clear",
+    ),
+    _column("sums", Json, null=True, comment="all that is known of a secure round's updates"),
 )
 
 participants = sa.Table(
@@ -263,6 +284,7 @@ participants = sa.Table(
     _column("cosine", sa.Double, null=True, comment="with the mean direction of the others"),
     _column("share", sa.Double, null=True, comment="in the model, under the run's aggregation rule"),
     _column("details", Json, null=True),
+    _column("answered", sa.String(20), null=True, comment="the step of a secure sum that it answered last"),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.lifecycle.events import ClientEnrolled
 from server.lifecycle.state import Enrolment, Run
-from shared.schemas import EnrolmentStatus, RunStatus
+from shared.schemas import EnrolmentStatus, Role, RunStatus
 
 __all__ = ["REFUSED_BY_OPERATOR", "find_refusal", "find_wait"]
 
@@ -25,6 +25,8 @@ def find_refusal(run: Run, before: Enrolment | None, event: ClientEnrolled) -> s
         return f"the run's participants name {'neither ' if event.group else 'not '}{member} as {role}"
     if policy.join == "before_start" and run.status is not RunStatus.ENROLLING and not _was_in(before):
         return "the run takes nobody in after its start (join: before_start)"
+    if policy.secure is not None and role is Role.TRAINER:
+        return _find_secure_refusal(event)
     if event.examples < 1:
         return "it declares 0 examples; a size is 1 or more"
     if policy.max_examples is not None and event.examples > policy.max_examples:
@@ -32,6 +34,15 @@ def find_refusal(run: Run, before: Enrolment | None, event: ClientEnrolled) -> s
             f"it declares {event.examples} examples, the run takes at most {policy.max_examples} "
             "from a client (max_examples)"
         )
+    return None
+
+
+def _find_secure_refusal(event: ClientEnrolled) -> str | None:
+    """Why it cannot be a trainer of a secure run."""
+    if event.identity is None:
+        return "it registered without an identity key, by which the others of a secure run know it"
+    if event.examples:
+        return "it declares its number of examples; of those of a secure run only the sum is asked for"
     return None
 
 

@@ -10,7 +10,8 @@ from server.lifecycle.effects import Aggregate, Effect, Kind, Record, Wake
 from server.lifecycle.events import Event
 from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
 from server.lifecycle.tables import ENROLMENT_MOVES, PARTICIPANT_MOVES, ROUND_MOVES, RUN_MOVES, Moves, S
-from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus
+from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus, SumTotals
+from shared.secure.coordinator import Coordinator
 
 __all__ = ["Draft"]
 
@@ -86,6 +87,8 @@ class Draft:
     def move_round(self, status: RoundStatus, reason: str | None = None) -> None:
         self._check(ROUND_MOVES, self.round.status, status)
         self.run = replace(self.run, round=replace(self.round, status=status, reason=reason))
+        if self.round.secure is not None and not status.is_open:
+            self._put_secure(self.round.secure.forget_sealed())
 
     def move_deadline(self, deadline: dt.datetime) -> None:
         self.run = replace(self.run, round=replace(self.round, deadline_at=deadline))
@@ -121,6 +124,35 @@ class Draft:
         moved = replace(participant, status=status, reason=reason)
         participants = tuple(moved if p.client == moved.client else p for p in self.round.participants)
         self.run = replace(self.run, round=replace(self.round, participants=participants))
+        if status in (ParticipantStatus.FAILED, ParticipantStatus.TIMED_OUT):
+            self.stop_waiting_for(moved)
+
+    # ---------------------------------------------------------------- secure rounds
+
+    def stop_waiting_for(self, participant: Participant) -> None:
+        """In a secure round: nobody waits for what else it would send."""
+        if self.round.secure is not None:
+            self._put_secure(self.round.secure.without(participant.index))
+
+    def put_answer(self, client: str, secure: Coordinator) -> None:
+        """``secure`` after the client has answered the step that is open."""
+        participants = tuple(
+            replace(p, answered=secure.phase) if p.client == client else p for p in self.round.participants
+        )
+        self.run = replace(self.run, round=replace(self.round, participants=participants))
+        self._put_secure(secure)
+
+    def open_step(self, secure: Coordinator, deadline: dt.datetime) -> None:
+        self._put_secure(secure)
+        self.move_deadline(deadline)
+
+    def put_totals(self, totals: SumTotals) -> None:
+        self.run = replace(self.run, totals=totals)
+
+    def _put_secure(self, secure: Coordinator) -> None:
+        self.run = replace(self.run, round=replace(self.round, secure=secure))
+
+    # ---------------------------------------------------------------- enrolments and scores
 
     def put_enrolment(self, enrolment: Enrolment) -> None:
         """Adds the enrolment, or replaces the same client's earlier one."""

@@ -39,6 +39,8 @@ Kind = Literal[
     "update_rejected",  # left out of the aggregation
     "failure_reported",
     "participant_timed_out",
+    "step_opened",  # of a secure sum
+    "step_answered",
 ]
 
 KINDS: Final[tuple[str, ...]] = get_args(Kind)

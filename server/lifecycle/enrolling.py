@@ -63,6 +63,7 @@ def client_enrolled(draft: Draft, event: ClientEnrolled) -> None:
         index=_choose_index(draft.run, before, event),
         reason=waits,
         approved_examples=None if before is None else before.approved_examples,
+        identity=event.identity,
     )
     draft.put_enrolment(enrolment)
     detail: dict[str, Any] = {"role": str(event.role), "examples": event.examples, "index": enrolment.index}
@@ -266,9 +267,13 @@ def _stop_waiting_for(draft: Draft, client: str, reason: str) -> None:
     if current is None or current.status is not RoundStatus.COLLECTING:
         return
     participant = current.participant(client)
-    if participant in unfinished_participants(current):
+    if participant is None or participant not in unfinished_participants(current):
+        return
+    if participant.status is ParticipantStatus.UPLOADED:  # of a secure round: its upload stays in the sum
+        draft.stop_waiting_for(participant)
+    else:
         draft.move_participant(participant, ParticipantStatus.FAILED, reason)
-        close_if_done(draft)
+    close_if_done(draft)
 
 
 def _waits_for_scores(run: Run) -> bool:

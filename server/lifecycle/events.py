@@ -6,7 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 
 from server.lifecycle.state import Policy
-from shared.schemas import Role
+from shared.schemas import Role, SumTotals
+from shared.secure.messages import Answer
 
 __all__ = [
     "AggregationDelayed",
@@ -29,6 +30,7 @@ __all__ = [
     "ResumeRequested",
     "RewindRequested",
     "StartRequested",
+    "StepAnswered",
     "StopRequested",
     "TimePassed",
     "UpdateReceived",
@@ -43,6 +45,7 @@ class ClientEnrolled:
     index: int | None = None  # asked for by the client; None: the coordinator assigns one
     group: str | None = None  # of the client, as its join token said
     bound_to: Role | None = None  # the only role that its join token allows
+    identity: str | None = None  # its public key, hexadecimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,16 @@ class UpdateReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class StepAnswered:
+    """In a secure round: what a client sends in a step but the upload."""
+
+    client: str
+    round: int
+    attempt: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
 class FailureReported:
     client: str
     round: int
@@ -180,13 +193,15 @@ class EvaluationReceived:
 class AggregationFinished:
     """The new model is in the blob store. ``excluded``: (client, reason) of updates left out of it.
 
-    ``weightless``: why no update had weight, if so; the old model was kept.
+    ``weightless``: why no update had weight, if so; the old model was kept. ``totals`` are what the sum that
+    ends enrolment, round 0, has told in place of a model.
     """
 
     round: int
     attempt: int
     excluded: tuple[tuple[str, str], ...] = ()
     weightless: str | None = None
+    totals: SumTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +236,7 @@ Event = (
     | ChangeRequested
     | AssignmentTaken
     | UpdateReceived
+    | StepAnswered
     | FailureReported
     | TimePassed
     | CoordinatorReturned

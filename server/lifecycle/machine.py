@@ -35,11 +35,12 @@ from server.lifecycle.events import (
     ResumeRequested,
     RewindRequested,
     StartRequested,
+    StepAnswered,
     StopRequested,
     TimePassed,
     UpdateReceived,
 )
-from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed
+from server.lifecycle.refusals import illegal, late, open_participant, refuse_unless_allowed, step_participant
 from server.lifecycle.round_steps import (
     abandon,
     close_if_done,
@@ -52,6 +53,8 @@ from server.lifecycle.round_steps import (
 from server.lifecycle.state import Round, Run
 from server.lifecycle.views import find_unscored, waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
+from shared.secure.coordinator import Coordinator
+from shared.secure.faults import ProtocolRefused
 
 __all__ = ["Decision", "decide"]
 
@@ -177,15 +180,40 @@ def _update_received(draft: Draft, event: UpdateReceived) -> None:
     if participant.status is ParticipantStatus.FAILED:
         raise late(draft.run, event, participant)
     draft.move_participant(participant, ParticipantStatus.UPLOADED)
+    if (secure := draft.round.secure) is not None:
+        _put_answer(draft, event, lambda: secure.received_upload(participant.index))
     draft.record_round("update_received", event.client)
     close_if_done(draft)
+
+
+def _step_answered(draft: Draft, event: StepAnswered) -> None:
+    participant, secure = step_participant(draft.run, event)
+    if event.answer.index != participant.index:
+        raise illegal(draft.run, event, f"the answer of {event.client!r} is in another client's name")
+    if secure.has_taken(event.answer):
+        return  # the answer to it was lost
+    _put_answer(draft, event, lambda: secure.take(event.answer))
+    draft.record_round("step_answered", event.client, step=str(secure.phase))
+    close_if_done(draft)
+
+
+def _put_answer(draft: Draft, event: UpdateReceived | StepAnswered, take: Callable[[], Coordinator]) -> None:
+    try:
+        draft.put_answer(event.client, take())
+    except ProtocolRefused as refused:
+        raise illegal(
+            draft.run, event, str(refused), "Ask for work: it says which step is open."
+        ) from refused
 
 
 def _failure_reported(draft: Draft, event: FailureReported) -> None:
     participant = open_participant(draft.run, event)
     if participant.status is ParticipantStatus.FAILED:
         return  # the report came twice; the first reason stands
-    draft.move_participant(participant, ParticipantStatus.FAILED, event.reason)
+    if participant.status is ParticipantStatus.UPLOADED:  # of a secure round: its upload stays in the sum
+        draft.stop_waiting_for(participant)
+    else:
+        draft.move_participant(participant, ParticipantStatus.FAILED, event.reason)
     draft.record_round("failure_reported", event.client, reason=event.reason)
     close_if_done(draft)
 
@@ -216,6 +244,8 @@ def _coordinator_returned(draft: Draft, event: CoordinatorReturned) -> None:
 def _aggregation_finished(draft: Draft, event: AggregationFinished) -> None:
     _require_aggregating(draft, event)
     _judge_updates(draft, event)
+    if event.totals is not None:
+        draft.put_totals(event.totals)
     if event.weightless is None:
         complete(draft)
     else:
@@ -281,6 +311,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[[Draft, Any], None]]] = {
     ChangeRequested: _change_requested,
     AssignmentTaken: _assignment_taken,
     UpdateReceived: _update_received,
+    StepAnswered: _step_answered,
     FailureReported: _failure_reported,
     TimePassed: _time_passed,
     CoordinatorReturned: _coordinator_returned,

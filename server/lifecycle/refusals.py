@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.lifecycle.events import AssignmentTaken, Event, FailureReported, UpdateReceived
+from server.lifecycle.events import AssignmentTaken, Event, FailureReported, StepAnswered, UpdateReceived
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.tables import ALLOWED, events_allowed
 from shared.problems import (
@@ -15,10 +15,11 @@ from shared.problems import (
     UpdateStale,
 )
 from shared.schemas import ParticipantStatus, RoundStatus
+from shared.secure.coordinator import Coordinator
 
-__all__ = ["RoundEvent", "illegal", "late", "open_participant", "refuse_unless_allowed"]
+__all__ = ["RoundEvent", "illegal", "late", "open_participant", "refuse_unless_allowed", "step_participant"]
 
-RoundEvent = AssignmentTaken | UpdateReceived | FailureReported
+RoundEvent = AssignmentTaken | UpdateReceived | StepAnswered | FailureReported
 
 
 def illegal(run: Run, event: Event, why: str, hint: str = "") -> IllegalTransition:
@@ -56,12 +57,8 @@ def open_participant(run: Run, event: RoundEvent) -> Participant:
     :class:`UpdateAlreadyReceived`.
     """
     current = _current_round(run, event)
-    participant = current.participant(event.client)
-    if participant is None:
-        raise _refusal(
-            NotAParticipant, run, event, f"{event.client!r} was not invited", "Wait for an assignment."
-        )
-    if participant.status.is_accepted:
+    participant = _participant_of(run, current, event)
+    if participant.status.is_accepted and not _may_fail_later(current, event):
         raise _refusal(
             UpdateAlreadyReceived, run, event, f"the update of {event.client!r} is in the round already", ""
         )
@@ -71,6 +68,39 @@ def open_participant(run: Run, event: RoundEvent) -> Participant:
     ):
         raise late(run, event, participant)
     return participant
+
+
+def _may_fail_later(current: Round, event: RoundEvent) -> bool:
+    """In a secure round more is asked of a client after its upload."""
+    collecting = current.status is RoundStatus.COLLECTING and current.secure is not None
+    return collecting and isinstance(event, FailureReported)
+
+
+def _participant_of(run: Run, current: Round, event: RoundEvent) -> Participant:
+    participant = current.participant(event.client)
+    if participant is None:
+        raise _refusal(
+            NotAParticipant, run, event, f"{event.client!r} was not invited", "Wait for an assignment."
+        )
+    return participant
+
+
+def step_participant(run: Run, event: StepAnswered) -> tuple[Participant, Coordinator]:
+    """The participant of a secure round that may still answer its steps, or has, and the round's secure half.
+
+    Raises :class:`UpdateStale`, :class:`NotAParticipant` or :class:`UpdateLate`, and
+    :class:`IllegalTransition` in a round whose updates arrive in clear.
+    """
+    current = _current_round(run, event)
+    participant = _participant_of(run, current, event)
+    if current.secure is None:
+        raise illegal(run, event, f"run {run.id!r} takes updates in clear")
+    if current.secure.has_taken(event.answer):
+        return participant, current.secure  # it comes again: its answer was lost
+    gone = participant.status in (ParticipantStatus.FAILED, ParticipantStatus.TIMED_OUT)
+    if gone or current.status is not RoundStatus.COLLECTING:
+        raise late(run, event, participant)
+    return participant, current.secure
 
 
 def late(run: Run, event: RoundEvent, participant: Participant) -> Conflict:

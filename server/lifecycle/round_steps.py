@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from server.lifecycle.draft import Draft
 from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
@@ -18,6 +20,9 @@ from server.lifecycle.views import (
 )
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 from shared.scores import Standing
+from shared.secure.coordinator import Coordinator, Phase
+from shared.secure.faults import AttemptAbandoned
+from shared.secure.messages import Attempt
 
 __all__ = ["abandon", "close_if_done", "complete", "go_on", "open_next", "present_clients", "time_out"]
 
@@ -39,7 +44,7 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
     policy = run.policy
     drawn = draw(
         ready,
-        policy.clients_per_round,
+        policy.clients_per_round if number else None,  # the sum that ends enrolment is over all
         seed=policy.seed,
         number=number,
         attempt=attempt - attempts_before(run, number),  # as if it had never been drawn before
@@ -49,10 +54,11 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
         number=number,
         attempt=attempt,
         status=RoundStatus.COLLECTING,
-        deadline_at=draft.now + policy.deadline,
+        deadline_at=draft.now + policy.step_deadline,
         participants=tuple(
             Participant(client=ready[index], index=index, status=ParticipantStatus.INVITED) for index in drawn
         ),
+        secure=_begin_sum(run, number, attempt, {index: ready[index] for index in drawn}),
     )
     draft.open_round(opened)
     invited = [p.client for p in opened.participants]
@@ -60,28 +66,95 @@ def open_next(draft: Draft, *, waited: bool = False) -> None:
     draft.wake(*invited)
 
 
+def _begin_sum(run: Run, number: int, attempt: int, drawn: Mapping[int, str]) -> Coordinator | None:
+    """The secure half of a round, with the identity keys of those drawn; None: updates arrive in clear."""
+    if run.policy.secure is None:
+        return None
+    identities = {
+        e.index: bytes.fromhex(e.identity)
+        for e in run.enrolments
+        if e.index in drawn and e.identity is not None
+    }
+    return Coordinator(
+        attempt=Attempt(run=run.id, round=number, attempt=attempt),
+        threshold_share=run.policy.secure.threshold,
+        identities=identities,
+    )
+
+
 def time_out(draft: Draft) -> None:
     """Gives up on the participants that did not deliver; they are away until they poll again."""
     for participant in unfinished_participants(draft.round):
         reason = f"nothing came until the deadline {draft.round.deadline_at.isoformat()}"
-        draft.move_participant(participant, ParticipantStatus.TIMED_OUT, reason)
+        if participant.status is ParticipantStatus.UPLOADED:  # of a secure round: it stays in the sum
+            draft.stop_waiting_for(participant)
+        else:
+            draft.move_participant(participant, ParticipantStatus.TIMED_OUT, reason)
         draft.record_round("participant_timed_out", participant.client, was=str(participant.status))
         draft.move_enrolment(draft.enrolment(participant.client), EnrolmentStatus.AWAY, reason)
         draft.record("client_away", participant.client, reason=reason)
 
 
 def close_if_done(draft: Draft) -> None:
-    """Closes a collecting round that waits for nobody any more: it is aggregated, or abandoned."""
+    """Closes a collecting round that waits for nobody any more: it is aggregated, or abandoned.
+
+    Of a secure round the open step is closed, and the next one opened.
+    """
     current = draft.round
     if current.status is not RoundStatus.COLLECTING or unfinished_participants(current):
+        return
+    if current.secure is not None and current.secure.phase is not Phase.UPLOAD:
+        _close_step(draft, current.secure)
         return
     uploaded = [p for p in current.participants if p.status is ParticipantStatus.UPLOADED]
     if len(uploaded) < updates_needed(draft.run):
         abandon(draft, _shortfall(draft.run, current, len(uploaded)))
-        return
+    elif current.secure is not None:
+        _close_step(draft, current.secure)
+    else:
+        _close(draft, len(uploaded))
+
+
+def _close(draft: Draft, uploaded: int) -> None:
     draft.move_round(RoundStatus.AGGREGATING)
-    draft.record_round("round_closed", updates=len(uploaded), participants=len(current.participants))
+    draft.record_round("round_closed", updates=uploaded, participants=len(draft.round.participants))
     draft.aggregate()
+
+
+def _close_step(draft: Draft, secure: Coordinator) -> None:
+    """To the next step of a secure sum; after the last one it is unmasked and aggregated."""
+    try:
+        opened = _next_step(secure)
+    except AttemptAbandoned as abandoned:
+        abandon(draft, str(abandoned))
+        return
+    if opened is None:
+        _close(draft, len(secure.uploaded))
+        return
+    policy = draft.run.policy
+    allowed = policy.deadline if opened.phase is Phase.UPLOAD else policy.step_deadline
+    draft.open_step(opened, draft.now + allowed)
+    awaited = unfinished_participants(draft.round)
+    deadline = draft.round.deadline_at.isoformat()
+    draft.record_round("step_opened", step=str(opened.phase), clients=len(awaited), deadline_at=deadline)
+    draft.wake(*(p.client for p in awaited))
+    close_if_done(draft)  # all who would be asked may have left meanwhile
+
+
+def _next_step(secure: Coordinator) -> Coordinator | None:
+    """None after the last. Raises AttemptAbandoned if too few have answered."""
+    match secure.phase:
+        case Phase.ADVERTISE:
+            return secure.close_advertising()[0]
+        case Phase.SHARE:
+            return secure.close_sharing()[0]
+        case Phase.UPLOAD:
+            return secure.close_uploading()[0]
+        case Phase.AGREE:
+            return secure.close_agreeing()[0]
+        case Phase.UNMASK:
+            secure.close_unmasking()
+            return None
 
 
 def _shortfall(run: Run, current: Round, uploaded: int) -> str:

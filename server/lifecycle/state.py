@@ -6,8 +6,9 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.config import EVERYBODY, Draws, Participants, RunConfig, ScoreRule, StopWhen
-from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.config import EVERYBODY, Draws, Participants, RunConfig, ScoreRule, SecureSums, StopWhen
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus, SumTotals
+from shared.secure.coordinator import Coordinator, Phase
 
 __all__ = ["Enrolment", "Participant", "Policy", "Round", "Run", "Score"]
 
@@ -34,14 +35,22 @@ class Policy:
     stop_when: StopWhen | None = None
     keep: Literal["last", "best"] = "last"
     combine_scores: ScoreRule = "median"
+    secure: SecureSums | None = None
 
     @property
     def needs_scores(self) -> bool:
         """Whether the run's course goes by its evaluators' scores."""
         return self.stop_when is not None or self.keep == "best"
 
+    @property
+    def step_deadline(self) -> dt.timedelta:
+        """For each step of a secure sum but the upload."""
+        return dt.timedelta(seconds=self.secure.step_deadline_seconds) if self.secure else self.deadline
+
     @classmethod
-    def of(cls, config: RunConfig) -> Policy:
+    def of(cls, config: RunConfig, *, masked: bool = True) -> Policy:
+        """``masked``: a run with secure sums has the steps of their protocol; a simulation has not."""
+        secure = config.secure if masked else None
         return cls(
             rounds=config.rounds,
             seed=config.seed,
@@ -52,7 +61,7 @@ class Policy:
             deadline=dt.timedelta(seconds=config.round_deadline_seconds),
             max_attempts=config.max_attempts,
             autostart=config.autostart,
-            needs_discrepancy=config.needs_discrepancy,
+            needs_discrepancy=config.needs_discrepancy and secure is None,
             participants=config.participants,
             join=config.join,
             max_examples=config.max_examples,
@@ -61,6 +70,7 @@ class Policy:
             stop_when=config.stop_when,
             keep=config.keep,
             combine_scores=config.combine_scores,
+            secure=secure,
         )
 
 
@@ -69,6 +79,8 @@ class Enrolment:
     """A client in a run. ``index`` orders all sums and seeds; fixed at the latest when the run starts.
 
     ``approved_examples``: the size that the operator approved; 0: the operator refused the client.
+    ``examples`` are 0 for the trainers of a secure run: only their sum is known. ``identity`` is the public
+    key with which the client takes part in one.
     """
 
     client: str
@@ -78,21 +90,26 @@ class Enrolment:
     index: int | None = None
     reason: str | None = None
     approved_examples: int | None = None
+    identity: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """A client in one attempt of a round."""
+    """A client in one attempt of a round; ``answered``: the step of a secure sum that it answered last."""
 
     client: str
     index: int
     status: ParticipantStatus
     reason: str | None = None
+    answered: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One attempt of a round; ``participants`` in index order."""
+    """One attempt of a round; ``participants`` in index order.
+
+    ``secure`` is the coordinator's half of a secure sum; its steps are those of a collecting round.
+    """
 
     number: int
     attempt: int
@@ -100,6 +117,7 @@ class Round:
     deadline_at: dt.datetime
     participants: tuple[Participant, ...]
     reason: str | None = None
+    secure: Coordinator | None = None
 
     def participant(self, client: str) -> Participant | None:
         return next((p for p in self.participants if p.client == client), None)
@@ -120,6 +138,7 @@ class Score:
 class Run:
     """A run as the state machine sees it. ``round`` is the newest round, finished or not.
 
+    ``totals`` are what a secure run's round 0, the sum that ends enrolment, has told.
     ``scores`` are the evaluators', by round and client; none where the policy does not go by them.
 
     ``highest_attempt`` is the highest number that any attempt of any round has had. When the run goes back,
@@ -138,6 +157,7 @@ class Run:
     rewound_rounds: int = 0
     rewound_attempts: int = 0
     scores: tuple[Score, ...] = ()
+    totals: SumTotals | None = None
 
     def enrolment(self, client: str) -> Enrolment | None:
         return next((e for e in self.enrolments if e.client == client), None)

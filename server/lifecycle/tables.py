@@ -11,7 +11,9 @@ Every event is about one run, and may move several of the four at once.
    same number and the next attempt; a completed or stopped run stays so.
 4. Pausing keeps new rounds from opening; it does not touch the open one. So the two graphs of run
    and round are independent, except that a run that stops abandons its open round.
-5. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a
+5. A secure round collects in steps (``shared.secure.coordinator``), each with a deadline: who misses one
+   before its upload drops out; whose upload is in the sum stays in it.
+6. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a
    running run moves on by itself unless it has too few ready trainers, and then says so.
 """
 
@@ -42,6 +44,7 @@ from server.lifecycle.events import (
     ResumeRequested,
     RewindRequested,
     StartRequested,
+    StepAnswered,
     StopRequested,
     TimePassed,
     UpdateReceived,
@@ -83,6 +86,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ChangeRequested: _ALWAYS,  # after the end: what is kept
     AssignmentTaken: _AT_WORK,
     UpdateReceived: _AT_WORK,
+    StepAnswered: _AT_WORK,
     FailureReported: _AT_WORK,
     TimePassed: _ALWAYS,
     CoordinatorReturned: _ALWAYS,  # moves a deadline, and no status
@@ -95,7 +99,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
 # the events after which a client takes no part any more
 _LEAVING: Final[Causes] = (ClientDeclined, ClientLeft, EnrolmentRefused)
 # the events after which a collecting round may have nobody left to wait for
-_CLOSING: Final[Causes] = (UpdateReceived, FailureReported, *_LEAVING, TimePassed)
+_CLOSING: Final[Causes] = (UpdateReceived, StepAnswered, FailureReported, *_LEAVING, TimePassed)
 # the events after which one trainer more is ready
 _READYING: Final[Causes] = (ClientEnrolled, EnrolmentApproved, DiscrepancyReceived)
 

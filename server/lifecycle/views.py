@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 from shared.scores import Standing, combine, standing
+from shared.secure.coordinator import Phase
+from shared.secure.ring import SMALLEST_SUM
 
 __all__ = [
+    "STEPS",
     "abandonment",
     "attempts_before",
     "evaluators",
@@ -31,10 +35,19 @@ __all__ = [
 
 _NAMES_SHOWN = 5
 
+STEPS: Final[Mapping[Phase, str]] = {
+    Phase.ADVERTISE: "the public keys",
+    Phase.SHARE: "the shares of the keys",
+    Phase.UPLOAD: "the masked updates",
+    Phase.AGREE: "the signatures under who is left",
+    Phase.UNMASK: "the shares that unmask the sum",
+}
+"""What each step of a secure sum waits for, in words."""
+
 
 def updates_needed(run: Run) -> int:
     """The quorum: updates without which a round is abandoned, and ready trainers without which none opens."""
-    return max(1, run.policy.quorum)
+    return max(1 if run.policy.secure is None else SMALLEST_SUM, run.policy.quorum)
 
 
 def ready_trainers(run: Run) -> tuple[Enrolment, ...]:
@@ -42,8 +55,12 @@ def ready_trainers(run: Run) -> tuple[Enrolment, ...]:
     return tuple(
         e
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY and e.examples > 0
+        if e.role is Role.TRAINER and e.status is EnrolmentStatus.READY and _may_train(run, e)
     )
+
+
+def _may_train(run: Run, enrolment: Enrolment) -> bool:
+    return enrolment.examples > 0 if run.policy.secure is None else enrolment.identity is not None
 
 
 def trainers_to_start(run: Run) -> int:
@@ -52,8 +69,11 @@ def trainers_to_start(run: Run) -> int:
 
 
 def unfinished_participants(current: Round) -> tuple[Participant, ...]:
-    """Participants that may still deliver, in index order."""
-    return tuple(p for p in current.participants if p.status.is_awaited)
+    """Participants that may still deliver, in index order; of a secure round: answer its open step."""
+    if current.secure is None:
+        return tuple(p for p in current.participants if p.status.is_awaited)
+    awaited = current.secure.awaited
+    return tuple(p for p in current.participants if p.index in awaited)
 
 
 def waits_for_clients(run: Run) -> bool:
@@ -62,9 +82,11 @@ def waits_for_clients(run: Run) -> bool:
 
 
 def next_attempt(run: Run) -> tuple[int, int]:
-    """(number, attempt) of the round that opens next."""
+    """(number, attempt) of the round that opens next; a secure run begins with round 0, its first sum."""
     if run.round is not None and run.round.status is RoundStatus.ABANDONED:
         return run.round.number, run.round.attempt + 1
+    if run.policy.secure is not None and run.totals is None:
+        return 0, 1
     number = run.completed_rounds + 1
     return number, attempts_before(run, number) + 1
 
@@ -77,12 +99,14 @@ def attempts_before(run: Run, number: int) -> int:
 def relative_sizes(run: Run) -> dict[str, float]:
     """``omega_k = N n_k / sum_j n_j`` by client, over the trainers that take part (mean 1).
 
-    These are the admitted trainers that have not left, whether ready or away.
+    These are the admitted trainers that have not left, whether ready or away. Where only the sum of sizes is
+    known all are 1, and each client finds its own.
     """
+    secure = run.policy.secure is not None
     sizes = {
-        e.client: e.examples
+        e.client: 1 if secure else e.examples
         for e in run.enrolments
-        if e.role is Role.TRAINER and e.status.is_present and e.status.is_admitted and e.examples > 0
+        if e.role is Role.TRAINER and e.status.is_present and e.status.is_admitted and _may_train(run, e)
     }
     total = sum(sizes.values())
     return {client: len(sizes) * examples / total for client, examples in sizes.items()}
@@ -189,7 +213,7 @@ def _enrolling(run: Run, tell: Tell) -> str:
 
 
 def _open_round(current: Round, now: dt.datetime, reader: str | None, tell: Tell) -> str:
-    prefix = f"round {current.number}: "
+    prefix = f"{_name_round(current.number)}: "
     if current.status is RoundStatus.AGGREGATING:
         uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
         text = prefix + f"{_are(uploaded, 'update')} being aggregated"
@@ -198,7 +222,13 @@ def _open_round(current: Round, now: dt.datetime, reader: str | None, tell: Tell
         # the reason may name clients, and says what is wrong at the coordinator
         return f"{text}, which is delayed" if reader is not None else f"{text}; delayed: {current.reason}"
     names = tell([p.client for p in unfinished_participants(current)])
-    return prefix + f"waiting for {names} until {_clock(current.deadline_at, now)}"
+    what = "" if current.secure is None else f"{STEPS[current.secure.phase]} of "
+    return prefix + f"waiting for {what}{names} until {_clock(current.deadline_at, now)}"
+
+
+def _name_round(number: int) -> str:
+    """Round 0 is the sum that ends a secure run's enrolment."""
+    return f"round {number}" if number else "the sum over all trainers"
 
 
 def _clients(run: Run, tell: Tell) -> str:
@@ -207,7 +237,7 @@ def _clients(run: Run, tell: Tell) -> str:
     late = _with_status(run, EnrolmentStatus.AWAITING_DISCREPANCY)
     more = (f"; away: {tell(away)}" if away else "") + (f"; no discrepancy yet: {tell(late)}" if late else "")
     trainers = _are(len(ready_trainers(run)), "trainer")
-    return f"round {number}: {trainers} ready, {updates_needed(run)} needed{more}"
+    return f"{_name_round(number)}: {trainers} ready, {updates_needed(run)} needed{more}"
 
 
 def _scores(run: Run, tell: Tell) -> str:

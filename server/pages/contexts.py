@@ -183,7 +183,7 @@ class RunPage(Page):
     run: RunView
     summary: str
     weighting: str
-    examples: int
+    examples: int | None
     accuracy: Score | None
     loss: Score | None
     open_round: RoundView | None
@@ -234,6 +234,7 @@ class RoundPage(Page):
     outlier_rule: str
     lines: Sequence[LedgerLine]
     longest: float
+    step: str | None
     arrived: int
     attempts: Sequence[RoundView]
     previous: int | None

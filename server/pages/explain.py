@@ -13,7 +13,7 @@ from server.pages.words import amount, number, percent, plain
 from shared.capping import is_feasible
 from shared.config import ANYONE, Members, RunConfig, Weighting
 from shared.rules import AnyRule
-from shared.schemas import AdjustmentView, LedgerRow
+from shared.schemas import AdjustmentView, LedgerRow, RoundStatus, RoundView, Step
 
 __all__ = [
     "RULES",
@@ -28,6 +28,7 @@ __all__ = [
     "rule_words",
     "scores_sum",
     "sentence",
+    "step_sentence",
     "weighting_name",
 ]
 
@@ -142,6 +143,28 @@ def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:
             "they are equal instead."
         )
     return f"{cap}: what is cut off goes to the others, in proportion to their weights."
+
+
+_STEPS: Mapping[Step, str] = {
+    "advertise": "1 of 5: clients send the public keys of this attempt, signed with their identity keys",
+    "share": "2 of 5: each client splits its keys among the others, sealed for each of them",
+    "upload": "3 of 5: clients train, and upload their updates hidden by masks",
+    "agree": "4 of 5: clients sign whose uploads are in the sum",
+    "unmask": "5 of 5: clients send the shares that remove the masks of the sum, and of nothing else",
+}
+
+
+def step_sentence(round: RoundView) -> str | None:
+    """Where a secure sum is, or what came of it; None where updates arrive in clear."""
+    if round.secure is None:
+        return None
+    if round.status is RoundStatus.COMPLETED:
+        return "The sum was unmasked; it is all that is known of the updates in it."
+    if round.status is RoundStatus.ABANDONED:
+        return "Nothing was unmasked in this attempt. The next one has fresh keys."
+    if round.status is RoundStatus.AGGREGATING:
+        return "All steps are taken, the sum is being unmasked."
+    return f"Step {_STEPS[round.secure.step]}."
 
 
 def sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:

@@ -15,6 +15,7 @@ from server.pages.explain import (
     legend,
     rule_words,
     sentence,
+    step_sentence,
     weighting_name,
 )
 from server.pages.reader import Reader, stream_of
@@ -63,11 +64,17 @@ def round_page(
         outlier_rule=outliers.RULE,
         lines=tuple(_line(row, shown, weighting, longest, found.get(row.index)) for row in shown.ledger),
         longest=longest,
+        step=step_sentence(shown),
         arrived=sum(row.update is not None for row in shown.ledger),
         attempts=tuple(store.round_view(name, number, earlier) for earlier in range(1, newest.attempt)),
-        previous=number - 1 if number > 1 else None,
+        previous=number - 1 if number > _first(run) else None,
         next=number + 1 if number < _last(run) else None,
     )
+
+
+def _first(run: RunView) -> int:
+    """A secure run begins with the sum over all trainers, round 0."""
+    return 1 if run.config.secure is None else 0
 
 
 def _last(run: RunView) -> int:

@@ -60,11 +60,14 @@ def run_page(
     # The newest id is read before the rest: what happens in between is then announced, not missed.
     latest = store.latest_event_id(name)
     run = store.run_view(name, now)
+    lowest = 1 if run.config.secure is None else 0  # a secure run begins with a sum over all trainers
     last = None if rounds_before is None else rounds_before - 1  # None: also rounds from before it went back
     first = _newest_round(run) - SHOWN_ROUNDS + 1 if last is None else last - OLDER_ROUNDS + 1
     course = f"{name}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
     training = losses.learn(course, store.rounds(name, losses.first_unknown(course)))
-    rounds = sorted(store.rounds(name, max(first, 1), last), key=lambda round: (-round.round, -round.attempt))
+    rounds = sorted(
+        store.rounds(name, max(first, lowest), last), key=lambda round: (-round.round, -round.attempt)
+    )
     evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
     most_events = SHOWN_EVENTS if events_before is None else OLDER_EVENTS
     events = newest_events(store, name, most_events + 1, events_before)
@@ -77,11 +80,7 @@ def run_page(
         run=run,
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
-        examples=sum(
-            found.examples
-            for found in run.enrolments
-            if found.role is Role.TRAINER and found.status is not EnrolmentStatus.REFUSED
-        ),
+        examples=_count_examples(run),
         accuracy=score(run, evaluations, lambda found: found.accuracy),
         loss=score(run, evaluations, lambda found: found.loss),
         open_round=open_round,
@@ -95,7 +94,7 @@ def run_page(
         ),
         clients=_clients(run),
         rounds=tuple(_line(run, round, evaluations) for round in rounds),
-        older_rounds=first if first > 1 else None,
+        older_rounds=first if first > lowest else None,
         newer_rounds=rounds_before is not None,
         log=log,
         older_events=log[-1].id if len(events) > len(log) else None,
@@ -103,6 +102,17 @@ def run_page(
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
+    )
+
+
+def _count_examples(run: RunView) -> int | None:
+    """Of all trainers; of a secure run what their sum has told, None until then."""
+    if run.config.secure is not None:
+        return None if run.totals is None else run.totals.examples
+    return sum(
+        found.examples
+        for found in run.enrolments
+        if found.role is Role.TRAINER and found.status is not EnrolmentStatus.REFUSED
     )
 
 

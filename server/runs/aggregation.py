@@ -16,9 +16,18 @@ from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
-from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
+from shared.aggregation.round_end import (
+    Arrived,
+    RoundResult,
+    Start,
+    close_masked_round,
+    close_round,
+    unmask_totals,
+)
 from shared.algorithms.base import UpdateInfo
 from shared.problems import IllegalTransition, StorageUnavailable
+from shared.schemas import SumTotals
+from shared.secure.coordinator import Coordinator
 from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
 
@@ -51,16 +60,22 @@ class Aggregation:
         given = self.store.aggregation_input(run, number, attempt)
         self._check_start(given)
         intact, lost = self._separate_lost(given)
+        if given.secure is not None and not number:
+            self._pause_for_drill()
+            return _find_totals(given, given.secure, self.blobs.path), _NOTHING_MADE
         with self.blobs.workspace() as folder:
             result = close_stored(given, intact, self.blobs.path, folder)
             facts = self._facts(result)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
-        if self.hold:
-            time.sleep(self.hold)
+        self._pause_for_drill()
         excluded = {**lost, **_excluded(intact, result.rows)}
         event = AggregationFinished(number, attempt, tuple(excluded.items()), result.weightless)
         return event, facts
+
+    def _pause_for_drill(self) -> None:
+        if self.hold:
+            time.sleep(self.hold)
 
     def _check_start(self, given: AggregationInput) -> None:
         """Without what the round starts from there is no round: it waits, however long that takes."""
@@ -89,6 +104,10 @@ class Aggregation:
             raise StorageUnavailable("; ".join(awaited))
         intact = [update for update in given.updates if update.client not in faults]
         lost = {client: f"its stored update {fault}" for client, (_, fault) in faults.items()}
+        if lost and given.secure is not None:
+            raise IllegalTransition(
+                f"the stored updates of {', '.join(lost)} are lost, and the masks of the others hide the sum"
+            )
         if lost and len(intact) < given.config.updates_needed:
             told = "; ".join(f"that of {client} {fault}" for client, (_, fault) in faults.items())
             raise IllegalTransition(
@@ -122,6 +141,7 @@ class Aggregation:
             blobs=self._adopt(files),
             memory=result.memory,
             adjustment=result.adjustment,
+            sums=_number_sums(result),
         )
 
     def _adopt(self, files: Iterable[Written | None]) -> dict[str, int]:
@@ -141,6 +161,12 @@ def close_stored(
     """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too."""
     start = (given.start_broadcast, given.start_private)
     broadcast, private = (None if digest is None else path(digest) for digest in start)
+    started = Start(path(given.start_model), broadcast, private, given.start_memory)
+    if given.secure is not None:
+        paths = [path(update.digest) for update in updates]
+        return close_masked_round(
+            given.config, given.manifest, started, given.secure, paths, given.clients, folder
+        )
     arrived = [
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
@@ -150,8 +176,25 @@ def close_stored(
         for update in updates
     ]
     everyone = [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
-    started = Start(path(given.start_model), broadcast, private, given.start_memory)
     return close_round(given.config, given.manifest, started, arrived, everyone, folder, number=given.round)
+
+
+_NOTHING_MADE = AggregationFacts(model=None, scored=None, broadcast=None, private=None, ledger=())
+
+
+def _find_totals(
+    given: AggregationInput, secure: Coordinator, path: Callable[[str], Path]
+) -> AggregationFinished:
+    """The end of round 0: what the trainers' numbers sum to."""
+    found = unmask_totals(secure, [path(update.digest) for update in given.updates])
+    totals = SumTotals(clients=len(given.updates), examples=found.examples, discrepancy=found.discrepancy)
+    return AggregationFinished(given.round, given.attempt, totals=totals)
+
+
+def _number_sums(result: RoundResult) -> dict[str, float]:
+    """What is shown of a masked round's sums; its parameters are the model."""
+    sums = result.sums
+    return {} if sums is None else {"score": sums.score, "steps": sums.steps, "clipped": sums.clipped}
 
 
 def _known(update: Update) -> Contribution:

@@ -51,7 +51,7 @@ _SUMMARY = (
 )
 _RUN = (
     *_SUMMARY,
-    *("classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for"),
+    *("classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for", "totals"),
 )
 _ROUND = (
     *("run", "round", "attempt", "status", "opened_at", "deadline_at", "closed_at", "completed_at"),
@@ -74,6 +74,7 @@ _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "round_without_weight": ("attempt",),
     "aggregation_delayed": ("attempt",),
     "aggregation_failed": ("attempt",),
+    "step_opened": ("attempt", "step", "clients", "deadline_at"),
 }
 """Events that concern a run as a whole, with the fields of their detail that name nobody and quote nobody."""
 
@@ -87,7 +88,7 @@ def run_for(client: str, view: RunView) -> RunView:
     trainers = [row for row in view.enrolments if row.role is Role.TRAINER and row.status.is_present]
     sums = Sums(clients=len(trainers))
     if not _gives_away(client, [row.client for row in trainers]):
-        sums = sums.model_copy(update={"examples": sum(row.examples for row in trainers)})
+        sums = sums.model_copy(update={"examples": _count_examples(view, trainers)})
     return RunView(
         **_pick(view, _RUN),
         config=view.config.model_copy(update={"participants": EVERYBODY}),  # it names others
@@ -98,11 +99,20 @@ def run_for(client: str, view: RunView) -> RunView:
     )
 
 
+def _count_examples(view: RunView, trainers: Sequence[EnrolmentView]) -> int | None:
+    """Of a secure run what its first sum has told."""
+    if view.config.secure is not None:
+        return None if view.totals is None else view.totals.examples
+    return sum(row.examples for row in trainers)
+
+
 def round_for(client: str, view: RoundView) -> RoundView:
     included = [row for row in view.ledger if row.included]
     hidden = _gives_away(client, [row.client for row in included])
+    secure = view.secure and view.secure.model_copy(update={"awaited": ()})  # names others
     return RoundView(
         **_pick(view, _ROUND),
+        secure=secure,
         reason=None,
         ledger=tuple(_own_row(row, hidden) for row in _own(client, view.ledger)),
         evaluations=_own(client, view.evaluations),
@@ -110,7 +120,7 @@ def round_for(client: str, view: RoundView) -> RoundView:
             clients=len(view.ledger),
             arrived=sum(row.status.has_uploaded for row in view.ledger),
             included=len(included),
-            examples=None if hidden else sum(row.examples for row in included),
+            examples=None if hidden or view.secure else sum(row.examples for row in included),
             loss=None if hidden else _mean_loss(included),
         ),
     )

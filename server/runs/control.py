@@ -18,8 +18,7 @@ from server.lifecycle.events import (
 from server.runs.initial import make_initial
 from server.runs.runner import Runner
 from server.runs.space import Space
-from shared.config import RunConfig
-from shared.problems import IllegalTransition, InvalidConfiguration, NameTaken, NotFound
+from shared.problems import IllegalTransition, NameTaken, NotFound
 from shared.schemas import RunChanges, RunRequest
 
 __all__ = ["Control"]
@@ -42,7 +41,6 @@ class Control:
         Raises NameTaken, QuotaExceeded, and what :func:`server.runs.initial.make_initial` raises.
         """
         self.space.check(None, 0)
-        _check_served(request.config)
         self._check_free(request.config.name)  # before the model is built; the table's key decides
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
         self.store.create_run(
@@ -81,6 +79,11 @@ class Control:
             InvalidConfiguration: the new configuration would not be valid.
             IllegalTransition: a round that has begun would be touched.
         """
+        if self.store.run_view(run, self.clock()).config.secure is not None:
+            raise IllegalTransition(
+                f"run {run!r} has secure sums, and its clients hold each other to one configuration",
+                hint="Create a run that starts from this one's model (feddisco run create --weights).",
+            )
         given = changes.model_dump(exclude_unset=True)
         self.runner.hand_over(run, self.store.change_run(run, given, actor=actor, now=self.clock()))
 
@@ -92,7 +95,13 @@ class Control:
         """
         from shared.algorithms import load_algorithm
 
-        algorithm = load_algorithm(self.store.run_view(run, self.clock()).config.algorithm)
+        config = self.store.run_view(run, self.clock()).config
+        algorithm = load_algorithm(config.algorithm)
+        if config.secure is not None:
+            raise IllegalTransition(
+                f"run {run!r} has secure sums, and its clients unmask a round once: the run cannot go back",
+                hint="Create a run that starts from the round's model (feddisco run create --weights).",
+            )
         if algorithm.keeps:
             kept = ", ".join(algorithm.keeps)
             raise IllegalTransition(
@@ -101,11 +110,3 @@ class Control:
                 hint="Create a run that starts from the round's model (feddisco run create --weights).",
             )
         self.runner.commit(run, RewindRequested(number, reason), actor=actor)
-
-
-def _check_served(config: RunConfig) -> None:
-    if config.secure is not None:
-        raise InvalidConfiguration(
-            "secure: secure sums are not available in the service yet, only in simulations",
-            hint="Leave secure out, or run the configuration with `feddisco simulate`.",
-        )

@@ -107,6 +107,7 @@ class Enrolments:
             request.index,
             group=grant.group,
             bound_to=None if grant.role is None else Role(grant.role),
+            identity=self.store.identity_of(client),
         )
         facts = EnrolmentFacts(request.device, request.left_out)
         decision = self.runner.commit(run, event, actor=client, facts=facts)

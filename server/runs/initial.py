@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.blobs import BlobStore
+from server.runs.layout import update_tensors
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
@@ -33,13 +34,13 @@ def make_initial(
         NotFound: no such weights were uploaded.
     """
     from shared.algorithms import load_algorithm
-    from shared.wire import largest_bytes, update_layout
+    from shared.wire import largest_bytes
 
-    algorithm = load_algorithm(config.algorithm)
+    load_algorithm(config.algorithm)  # before a model is built
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
     _check_target(config, found.classes)
-    size = largest_bytes(update_layout(found.manifest, algorithm.uploads, config.buffers))
+    size = largest_bytes(update_tensors(config, found.manifest))
     if size > max_update_bytes:
         raise InvalidConfiguration(
             f"an update of this run may have {size} bytes, more than the {max_update_bytes} allowed here",

@@ -15,7 +15,7 @@ from server.blobs import BlobStore, Incoming
 from server.blobs.integrity import BlobIntegrity
 from server.database.step.facts import FailureFacts, UpdateFacts
 from server.database.store import Store
-from server.lifecycle.events import FailureReported, UpdateReceived
+from server.lifecycle.events import FailureReported, StepAnswered, UpdateReceived
 from server.lifecycle.machine import decide
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
@@ -23,7 +23,7 @@ from server.runs.layout import RunLayout
 from server.runs.runner import Runner
 from server.runs.space import Space
 from shared.problems import Conflict, InvalidRequest, NotFound, OutOfBounds, Problem, UpdateRefused
-from shared.schemas import Failure, Metrics, Receipt, UpdateReport
+from shared.schemas import Failure, Metrics, Receipt, SecureAnswer, UpdateReport
 from shared.wire.validation import validate
 
 __all__ = ["Intake", "Offer"]
@@ -44,6 +44,13 @@ class Offer:
     @property
     def event(self) -> UpdateReceived:
         return UpdateReceived(self.client, self.round, self.report.attempt)
+
+    @property
+    def kept(self) -> UpdateReport:
+        """The numbers that are stored with it: of a secure run none, whatever the client said."""
+        if self.layout.totals is None:
+            return self.report
+        return UpdateReport(attempt=self.report.attempt, steps=0, examples=0)
 
 
 @dataclass(frozen=True)
@@ -124,13 +131,12 @@ class Intake:
             UpdateRefused: the round was closed while the body arrived.
         """
         try:
-            validate(incoming.path, offer.layout.tensors, max_entry=offer.layout.max_entry)
-            self._check_move(offer, incoming.path)
+            self._validate(offer, incoming.path)
             self.blobs.keep(incoming)
         finally:
             self.blobs.discard(incoming)
         self.integrity.remember(self.blobs.path(incoming.digest), incoming.digest)
-        report, now = offer.report, self.clock()
+        report, now = offer.kept, self.clock()
         facts = UpdateFacts(
             digest=incoming.digest,
             bytes=incoming.bytes,
@@ -156,6 +162,15 @@ class Intake:
             bytes=incoming.bytes,
             received_at=now,
         )
+
+    def _validate(self, offer: Offer, update: Path) -> None:
+        """A masked vector is any numbers at all: nothing but its form can be looked at."""
+        tensors = offer.layout.tensors_of(offer.round)
+        if offer.layout.totals is not None:
+            validate(update, tensors)
+            return
+        validate(update, tensors, max_entry=offer.layout.max_entry)
+        self._check_move(offer, update)
 
     def _check_move(self, offer: Offer, update: Path) -> None:
         """Whether the update may move the model as far as it does: an absurd one would spoil it for all."""
@@ -186,6 +201,13 @@ class Intake:
         found = self.store.add_evaluation(run, round, client, metrics, actor=client, now=self.clock())
         if found.decision is not None:
             self.runner.hand_over(run, found.decision)
+
+    def answer_step(self, run: str, round: int, client: str, given: SecureAnswer) -> None:
+        """What a client sends in a step of a secure sum; the same again changes nothing.
+
+        Raises a Conflict if the step is not open for it, or the answer is not what it has to be.
+        """
+        self.runner.commit(run, StepAnswered(client, round, given.attempt, given.answer), actor=client)
 
     def report_failure(self, run: str, round: int, client: str, failure: Failure) -> None:
         """The client gives this attempt up; the round goes on for the others."""

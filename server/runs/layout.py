@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,14 @@ from cachetools import LRUCache
 
 from server.database.store import Store
 from server.threads import Threads
+from shared.config import RunConfig
 from shared.schemas import RunView, TensorKind, TensorSpec
 from shared.weightings.base import Discrepancy
 
 if TYPE_CHECKING:
     from shared.wire import Layout
 
-__all__ = ["RunLayout", "RunLayouts", "layout_of"]
+__all__ = ["RunLayout", "RunLayouts", "layout_of", "update_tensors"]
 
 REMEMBERED_RUNS = 64
 
@@ -26,7 +27,8 @@ REMEMBERED_RUNS = 64
 class RunLayout:
     """The class contract of a run, what it asks of its labels, and the tensors of its updates.
 
-    ``max_bytes``: the tensors' own bytes and an allowance for the file's header.
+    ``max_bytes``: the tensors' own bytes and an allowance for the file's header. ``totals`` are the tensors
+    of round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear).
     """
 
     task: str
@@ -37,15 +39,20 @@ class RunLayout:
     max_entry: float
     max_norm: float
     parameters: tuple[TensorSpec, ...]
+    totals: Layout | None = None
+
+    def tensors_of(self, round: int) -> Layout:
+        """Of an update of this round."""
+        return self.tensors if round or self.totals is None else self.totals
 
 
 def layout_of(run: RunView) -> RunLayout:
     """Imports PyTorch: call it on a thread."""
-    from shared.algorithms import load_algorithm
-    from shared.wire import largest_bytes, update_layout
+    from shared.aggregation.secure_sums import sum_layout, totals_length
+    from shared.wire import largest_bytes
 
-    tensors = update_layout(run.manifest, load_algorithm(run.config.algorithm).uploads, run.config.buffers)
     config = run.config
+    tensors = update_tensors(config, run.manifest)
     return RunLayout(
         task=config.task,
         classes=run.classes,
@@ -55,7 +62,20 @@ def layout_of(run: RunView) -> RunLayout:
         max_entry=config.max_entry,
         max_norm=config.max_norm,
         parameters=tuple(spec for spec in run.manifest if spec.kind is TensorKind.PARAMETER),
+        totals=None if config.secure is None else sum_layout(config, totals_length()),
     )
+
+
+def update_tensors(config: RunConfig, manifest: Sequence[TensorSpec]) -> Layout:
+    """What an update of the run consists of; of a secure run one masked vector."""
+    from shared.aggregation.secure_sums import Plan, sum_layout
+    from shared.algorithms import load_algorithm
+    from shared.wire import update_layout
+
+    algorithm = load_algorithm(config.algorithm)
+    if config.secure is None:
+        return update_layout(manifest, algorithm.uploads, config.buffers)
+    return sum_layout(config, Plan(config, algorithm, manifest, config.clients_expected).length)
 
 
 class RunLayouts:

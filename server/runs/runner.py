@@ -35,6 +35,7 @@ from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
 from shared.problems import Conflict, NotFound, Problem, ServiceFault
+from shared.secure.faults import AttemptAbandoned
 
 if TYPE_CHECKING:
     from server.database.aggregations import OpenAggregation
@@ -320,7 +321,8 @@ class Runner:
         except ServiceFault:
             raise  # nothing is wrong with the round: it stays AGGREGATING, and the sweep finds it again
         except Exception as error:
-            trace = None if isinstance(error, Problem) else error  # a refusal of ours explains itself
+            # a refusal of ours explains itself
+            trace = None if isinstance(error, Problem | AttemptAbandoned) else error
             log.error("aggregation of round %d of %s failed: %s", number, run, error, exc_info=trace)
             self._telemetry.aggregation_failures.inc()
             return AggregationFailed(number, attempt, str(error) or type(error).__name__), None

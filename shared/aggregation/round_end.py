@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from shared.aggregation import Aggregated, UpdateFile
     from shared.aggregation.figures import Move
     from shared.aggregation.proxy import ProxyExamples
+    from shared.aggregation.secure_sums import Plan, RoundSums
+    from shared.secure.coordinator import Coordinator
+    from shared.secure.ring import RingVector
+    from shared.weightings.base import Totals
 
-__all__ = ["Arrived", "RoundResult", "Start", "close_round"]
+__all__ = ["Arrived", "RoundResult", "Start", "close_masked_round", "close_round", "unmask_totals"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,17 @@ class Arrived:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """``files`` are the next model and its groups (None: no update has weight, ``weightless`` says why)."""
+    """``files`` are the next model and its groups (None: no update has weight, ``weightless`` says why).
+
+    ``sums`` are all that is known of a masked round; it has no rows.
+    """
 
     rows: tuple[LedgerEntry, ...]
     files: Aggregated | None
     memory: Memory
     adjustment: Adjustment
     weightless: str | None = None
+    sums: RoundSums | None = None
 
 
 def close_round(
@@ -197,7 +205,6 @@ def _add_up(
 
     Without a model, why there is none; otherwise nothing.
     """
-    from shared.aggregation import aggregate_sums
     from shared.aggregation.secure_sums import Plan, add_up_totals, score_of
     from shared.algorithms import load_algorithm
 
@@ -207,18 +214,71 @@ def _add_up(
     for update in arrived:
         score = score_of(config, update.known, totals)
         total += plan.encode(start.model, update.path, score, update.info.steps)
-    sums = plan.decode(total, len(arrived))
+    return _step_by_sums(plan, plan.decode(total, len(arrived)), start, len(all_clients), folder)
+
+
+def close_masked_round(
+    config: RunConfig,
+    manifest: Sequence[TensorSpec],
+    start: Start,
+    secure: Coordinator,
+    uploads: Sequence[Path],
+    clients: int,
+    folder: Path,
+) -> RoundResult:
+    """Unmask the sum of a secure round's uploads, and make the next model of it.
+
+    ``uploads`` are those of ``secure.uploaded``, in any order; ``clients`` are all trainers enrolled.
+
+    Raises:
+        AttemptAbandoned: the sum cannot be unmasked.
+    """
+    from shared.aggregation.secure_sums import Plan
+    from shared.algorithms import load_algorithm
+
+    plan = Plan(config, load_algorithm(config.algorithm), manifest, len(secure.advertisements))
+    sums = plan.decode(_unmask(secure, uploads), len(uploads))
+    files, why = _step_by_sums(plan, sums, start, clients, folder)
+    return RoundResult((), files, start.memory, UNCHANGED, why or None, sums)
+
+
+def unmask_totals(secure: Coordinator, uploads: Sequence[Path]) -> Totals:
+    """N and D of the clients whose ``uploads`` these are. Raises AttemptAbandoned."""
+    from shared.aggregation.secure_sums import decode_totals
+
+    return decode_totals(_unmask(secure, uploads), len(uploads))
+
+
+def _unmask(secure: Coordinator, uploads: Sequence[Path]) -> RingVector:
+    from shared.aggregation.secure_sums import read_vector
+    from shared.secure.faults import AttemptAbandoned
+
+    if len(uploads) != len(secure.uploaded):
+        raise AttemptAbandoned(f"{len(uploads)} of {len(secure.uploaded)} uploads of the sum are here")
+    total = read_vector(uploads[0])
+    for path in uploads[1:]:
+        total += read_vector(path)
+    secure.unmask(total)
+    return total
+
+
+def _step_by_sums(
+    plan: Plan, sums: RoundSums, start: Start, clients: int, folder: Path
+) -> tuple[Aggregated | None, str]:
+    """The next model of a round's sums. Without a model, why there is none; otherwise nothing."""
+    from shared.aggregation import aggregate_sums
+
     if sums.score == 0:
         return None, "no client's score is above zero"
     files = aggregate_sums(
         sums,
-        algorithm=algorithm,
-        manifest=manifest,
+        algorithm=plan.algorithm,
+        manifest=plan.manifest,
         model=start.model,
         broadcast=start.broadcast,
         private=start.private,
-        clients=len(all_clients),
-        local=config.local,
+        clients=clients,
+        local=plan.config.local,
         folder=folder,
     )
     return files, ""

@@ -27,29 +27,103 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.algorithms.base import Algorithm, Tensors
-    from shared.config import LocalTraining, RunConfig
+    from shared.config import LocalTraining, RunConfig, SecureSums
     from shared.weightings import Contribution
 
-__all__ = ["Plan", "RoundSums", "SecureRound", "add_up_totals", "score_of"]
+__all__ = [
+    "Plan",
+    "RoundSums",
+    "SecureRound",
+    "add_up_totals",
+    "decode_totals",
+    "encode_totals",
+    "read_vector",
+    "score_of",
+    "sum_layout",
+    "totals_length",
+    "write_vector",
+]
 
 _FRACTION = 40
 """Bits after the point of a score or a discrepancy: 24 are left before it, of 64."""
 _NUMBERS = ("score", "steps", "clipped")
+_TOTALS = ("examples", "discrepancy")
 _BUFFERS = Sum("buffers", "weight")
+_FILE_TENSOR = "sum"
+
+
+def totals_length() -> int:
+    """Entries of a vector of the sum that ends enrolment."""
+    return len(_TOTALS) * LIMBS
+
+
+def encode_totals(config: RunConfig, own: Contribution) -> RingVector:
+    """What a client adds to the sums over all trainers: its examples and its discrepancy."""
+    d = own.discrepancy
+    numbers = (own.examples, _to_steps(d) if d is not None and math.isfinite(d) else 0)
+    vector = _secure(config).make_ring(config.weighting, 1).zeros(totals_length())
+    vector[:] = [limb for number in numbers for limb in split_limbs(number)]
+    return vector
+
+
+def decode_totals(total: RingVector, arrived: int) -> Totals:
+    """N and D of ``arrived`` clients. Raises AttemptAbandoned if the total is no sum of such vectors."""
+    examples, discrepancy = _join_numbers(total, len(_TOTALS), arrived)
+    return Totals(examples, math.ldexp(discrepancy, -_FRACTION))
+
+
+def _secure(config: RunConfig) -> SecureSums:
+    if config.secure is None:
+        raise InvalidConfiguration("the run asks for no secure sums")
+    return config.secure
+
+
+def _to_steps(value: float) -> int:
+    return round(math.ldexp(value, _FRACTION))
+
+
+def _join_numbers(total: RingVector, count: int, arrived: int) -> list[int]:
+    """The sums of the numbers that a vector begins with."""
+    limbs = total[: count * LIMBS].astype(np.uint64).tolist()
+    return [join_limbs(limbs[at * LIMBS : (at + 1) * LIMBS], arrived) for at in range(count)]
+
+
+def sum_layout(config: RunConfig, length: int) -> dict[str, TensorSpec]:
+    """The file of a vector of ``length`` entries, as clients upload it."""
+    spec = TensorSpec(name=_FILE_TENSOR, shape=(length,), dtype=f"I{_secure(config).bits}")
+    return dict(wire.model_layout([spec]))
+
+
+def write_vector(path: Path, vector: RingVector) -> wire.Written:
+    """The file of a (masked) vector; it can be made again, so it is not forced to the disk."""
+    import torch
+
+    tensor = torch.from_numpy(vector.view(f"<i{vector.itemsize}"))
+    return wire.write(path, {wire.MODEL: {_FILE_TENSOR: tensor}}, durable=False)
+
+
+def read_vector(path: Path) -> RingVector:
+    """What :func:`write_vector` wrote; the file must have passed ``shared.wire.validation``."""
+    with wire.opened(path) as file:
+        signed = file.tensor(wire.MODEL, _FILE_TENSOR).numpy()
+        return signed.view(f"<u{signed.itemsize}").copy()
 
 
 def add_up_totals(everyone: Sequence[Contribution]) -> Totals:
     """N and D of all trainers enrolled, as the one-time sum gives them: D in steps of 2^-40."""
     known = [row.discrepancy for row in everyone if row.examples and row.discrepancy is not None]
-    discrepancies = [round(math.ldexp(d, _FRACTION)) for d in known if math.isfinite(d)]
+    discrepancies = [_to_steps(d) for d in known if math.isfinite(d)]
     return Totals(sum(row.examples for row in everyone), math.ldexp(sum(discrepancies), -_FRACTION))
 
 
 def score_of(config: RunConfig, own: Contribution, totals: Totals) -> float:
-    """s_k, cut to steps of 2^-40, so that the scores summed are those multiplied with."""
+    """s_k, cut to steps of 2^-40, so that the scores summed are those multiplied with.
+
+    Who came after the totals were made may be larger than they allow for; it gets the largest score.
+    """
     if not own.examples:
         return 0.0
-    score = config.weighting.score_alone(own, totals)
+    score = min(config.weighting.score_alone(own, totals), config.weighting.largest_score)
     return math.ldexp(math.floor(math.ldexp(score, _FRACTION)), -_FRACTION)
 
 
@@ -79,9 +153,7 @@ class Plan:
 
     @property
     def ring(self) -> Ring:
-        if self.config.secure is None:
-            raise InvalidConfiguration("the run asks for no secure sums")
-        return self.config.secure.make_ring(self.config.weighting, self.clients)
+        return _secure(self.config).make_ring(self.config.weighting, self.clients)
 
     def _specs(self, kind: TensorKind) -> list[TensorSpec]:
         return [spec for spec in self.manifest if spec.kind is kind]
@@ -111,10 +183,10 @@ class Plan:
         Raises:
             ModelDiverged: the update is not finite.
         """
-        secure, local = self.config.secure, self.config.local
+        local = self.config.local
         ring, norm = self.ring, self.algorithm.norm(steps, local.learning_rate, local.momentum)
         vector, clipped = ring.zeros(self.length), 0
-        limit = secure.clip if secure is not None else 0.0
+        limit = _secure(self.config).clip
         with wire.opened(model) as x, wire.opened(update) as y:
             for asked, spec, place in self._parts():
                 values = _displacement(x, y, asked.group, spec)
@@ -122,7 +194,7 @@ class Plan:
                 ring.encode(bounded * _factor(asked, score, norm), vector[place])
                 clipped += cut
         numbers = (score, score * norm, math.ldexp(clipped, -_FRACTION))
-        limbs = [limb for number in numbers for limb in split_limbs(round(math.ldexp(number, _FRACTION)))]
+        limbs = [limb for number in numbers for limb in split_limbs(_to_steps(number))]
         vector[: len(limbs)] = limbs
         return vector
 
@@ -132,10 +204,7 @@ class Plan:
         Raises:
             AttemptAbandoned: the total is no sum of such vectors.
         """
-        limbs = total[: len(_NUMBERS) * LIMBS].astype(np.uint64).tolist()
-        score, steps, clipped = (
-            join_limbs(limbs[at * LIMBS : (at + 1) * LIMBS], arrived) for at in range(len(_NUMBERS))
-        )
+        score, steps, clipped = _join_numbers(total, len(_NUMBERS), arrived)
         groups: dict[Sum, dict[str, Vector]] = {}
         ring = self.ring
         for asked, spec, place in self._parts():

@@ -6,7 +6,7 @@ its state: the caller keeps them, adds them up in the ring, and hands the total 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from pydantic import Field
@@ -20,6 +20,7 @@ from shared.secure.messages import (
     Advertisement,
     Agreement,
     Agreements,
+    Answer,
     Attempt,
     Disclosure,
     Inbox,
@@ -48,6 +49,7 @@ class Phase(StrEnum):
 class Coordinator(Message):
     """One attempt; ``identities`` are the registered public identity keys of the clients drawn.
 
+    ``gone`` are clients that nobody waits for any more: they said so, or missed a step's deadline.
     Nothing in it tells a client's numbers: of a survivor it never holds the mask key, of a drop-out never
     the seed.
     """
@@ -62,8 +64,55 @@ class Coordinator(Message):
     uploaded: tuple[int, ...] = ()
     agreements: dict[int, Agreement] = Field(default_factory=dict)
     disclosures: dict[int, Disclosure] = Field(default_factory=dict)
+    gone: tuple[int, ...] = ()
 
     # ------------------------------------------------------------ what comes in
+
+    def take(self, message: Answer) -> Coordinator:
+        """An answer to the step that is open. Raises ProtocolRefused for any other."""
+        match message:
+            case Advertisement():
+                return self.advertised(message)
+            case Shares():
+                return self.shared(message)
+            case Agreement():
+                return self.agreed(message)
+            case Disclosure():
+                return self.disclosed(message)
+
+    def has_taken(self, message: Answer) -> bool:
+        """Whether the same message has come before, in whatever step the attempt is now."""
+        known = (self.advertisements, self.shares, self.agreements, self.disclosures)
+        return any(kind.get(message.index) == message for kind in known)
+
+    def without(self, index: int) -> Coordinator:
+        """Nobody waits for the client any more; what it has sent stands."""
+        return self._with("gone", tuple(sorted({*self.gone, index})))
+
+    def forget_sealed(self) -> Coordinator:
+        """Without the sealed shares, which nobody asks for any more; the sum can be unmasked again."""
+        bare = {index: shares.model_copy(update={"sealed": {}}) for index, shares in self.shares.items()}
+        return self._with("shares", bare)
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Who is still to answer the step that is open."""
+        expected, answered = self._turns()
+        return frozenset(expected) - frozenset(answered) - frozenset(self.gone)
+
+    def _turns(self) -> tuple[Iterable[int], Iterable[int]]:
+        """Who is asked in the step that is open, and who has answered."""
+        match self.phase:
+            case Phase.ADVERTISE:
+                return self.identities, self.advertisements
+            case Phase.SHARE:
+                return self.advertisements, self.shares
+            case Phase.UPLOAD:
+                return self.shares, self.uploaded
+            case Phase.AGREE:
+                return self.uploaded, self.agreements
+            case Phase.UNMASK:
+                return self.agreements, self.disclosures
 
     def advertised(self, message: Advertisement) -> Coordinator:
         """Raises ProtocolRefused if it is not signed by the client's identity, or is of another attempt."""
@@ -131,29 +180,44 @@ class Coordinator(Message):
         """To each client that shared what the others sealed for it."""
         self._check_phase(Phase.SHARE)
         self._check_enough(len(self.shares), "shared their keys")
-        inboxes = {
-            receiver: Inbox(
-                sealed={
-                    sender: message.sealed[receiver]
-                    for sender, message in sorted(self.shares.items())
-                    if receiver in message.sealed
-                }
-            )
-            for receiver in self.shares
+        return self._with("phase", Phase.UPLOAD), {
+            receiver: self.inbox_of(receiver) for receiver in self.shares
         }
-        return self._with("phase", Phase.UPLOAD), inboxes
+
+    def inbox_of(self, receiver: int) -> Inbox:
+        """What the others have sealed for a client."""
+        return Inbox(
+            sealed={
+                sender: message.sealed[receiver]
+                for sender, message in sorted(self.shares.items())
+                if receiver in message.sealed
+            }
+        )
 
     def close_uploading(self) -> tuple[Coordinator, Survivors]:
         """Whose uploads are in the sum; nobody is added later."""
         self._check_phase(Phase.UPLOAD)
         self._check_enough(len(self.uploaded), "uploaded")
-        return self._with("phase", Phase.AGREE), Survivors(members=self.uploaded)
+        return self._with("phase", Phase.AGREE), self.survivors
+
+    @property
+    def survivors(self) -> Survivors:
+        return Survivors(members=self.uploaded)
 
     def close_agreeing(self) -> tuple[Coordinator, Agreements]:
         self._check_phase(Phase.AGREE)
         self._check_enough(len(self.agreements), "agreed on who is left")
-        signatures = {index: message.signature for index, message in sorted(self.agreements.items())}
-        return self._with("phase", Phase.UNMASK), Agreements(signatures=signatures)
+        return self._with("phase", Phase.UNMASK), self.signed
+
+    @property
+    def signed(self) -> Agreements:
+        """Everybody's signature under the survivors."""
+        return Agreements(signatures={index: m.signature for index, m in sorted(self.agreements.items())})
+
+    def close_unmasking(self) -> None:
+        """Nobody is asked for more."""
+        self._check_phase(Phase.UNMASK)
+        self._check_enough(len(self.disclosures), "answered")
 
     def unmask(self, total: RingVector) -> None:
         """Turn the sum of the uploads into the sum of what they hide, in place.
@@ -161,8 +225,7 @@ class Coordinator(Message):
         Raises:
             AttemptAbandoned: too few answered, or a key cannot be rebuilt from what they said.
         """
-        self._check_phase(Phase.UNMASK)
-        self._check_enough(len(self.disclosures), "answered")
+        self.close_unmasking()
         graph = self.graph
         masks = [
             Mask(seed_mask_key(self._rebuild_seed(graph, member), self.attempt, member), -1)

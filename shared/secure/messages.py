@@ -23,6 +23,7 @@ __all__ = [
     "Advertisement",
     "Agreement",
     "Agreements",
+    "Answer",
     "Attempt",
     "Disclosure",
     "Inbox",
@@ -149,6 +150,10 @@ class Disclosure(Message):
     index: Index
     seeds: dict[Index, Key]
     mask_keys: dict[Index, Key]
+
+
+Answer = Advertisement | Shares | Agreement | Disclosure
+"""What a client answers to a step, but for its upload."""
 
 
 def survivors_text(attempt: Attempt, roster: bytes, members: Iterable[int]) -> bytes:

@@ -16,6 +16,7 @@ from shared.discrepancy import Metric
 from shared.fingerprints import parse_fingerprint
 from shared.frozen import Frozen
 from shared.left_out import OnBroken
+from shared.secure.ring import SMALLEST_SUM
 
 __all__ = [
     "DEALT",
@@ -91,8 +92,12 @@ class Policy(Frozen):
     )
     sums_only: _Switch = Field(
         False,
-        description="Take part only where the coordinator learns sums alone (secure aggregation). No run "
-        "does that yet, so `true` declines all of them.",
+        description="Take part only in runs whose coordinator learns sums alone (`secure` in the run's "
+        "configuration): no update, size or discrepancy of this site.",
+    )
+    smallest_sum: Annotated[int, Field(ge=SMALLEST_SUM, strict=True)] = Field(
+        SMALLEST_SUM,
+        description="Sites in a secure sum that this site helps to unmask, at least, itself included.",
     )
     disclosure: Disclosure = Field(
         "noised",

@@ -11,6 +11,7 @@ from typing import Final
 from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.schemas import Role, RunView
+from shared.secure.ring import SMALLEST_SUM
 from worker.disclosure import NotDisclosed, Rule, check_rule
 from worker.faults import LocalFault
 from worker.policy import Policy, SitePolicy
@@ -26,6 +27,7 @@ _LIMITS: Final = {
     "largest_batch": FaultCode.BATCH_TOO_LARGE,
     "fewest_trainers": FaultCode.TOO_FEW_TRAINERS,
     "fewest_updates": FaultCode.TOO_FEW_UPDATES,
+    "smallest_sum": FaultCode.TOO_FEW_IN_SUM,
 }
 _DISCLOSURE: Final = {
     FaultCode.NOTHING_TOLD: "disclosure",
@@ -72,7 +74,7 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
     config = view.config
     if not any(fnmatchcase(view.run, pattern) for pattern in policy.runs):
         yield _Refusal("runs", view.run, Fault(FaultCode.RUN_NOT_ALLOWED))
-    if policy.sums_only:
+    if policy.sums_only and config.secure is None:
         yield _Refusal("sums_only", "updates in clear", Fault(FaultCode.SUMS_ONLY))
     if not allows(policy.tasks, config.task):
         yield _Refusal("tasks", config.task, Fault(FaultCode.TASK_NOT_ALLOWED))
@@ -96,19 +98,23 @@ def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refu
     yield from _find_excess("most_steps", steps or 0, policy)
     yield from _find_excess("largest_batch", local.batch_size, policy)
     yield from _find_excess("fewest_trainers", config.clients_expected, policy)
-    yield from _find_excess("fewest_updates", config.updates_needed, policy)
+    needed = config.updates_needed
+    if config.secure is not None:
+        needed = max(needed, SMALLEST_SUM)
+        yield from _find_excess("smallest_sum", config.clients_expected, policy)
+    yield from _find_excess("fewest_updates", needed, policy)
 
 
 def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:
     allowed: int | None = getattr(policy, key)
-    if allowed is None or asked == allowed or (asked > allowed) == key.startswith("fewest"):
+    if allowed is None or asked == allowed or (asked > allowed) == key.startswith(("fewest", "smallest")):
         return
     yield _Refusal(key, str(asked), Fault(_LIMITS[key], counts={"asked": asked, "allowed": allowed}))
 
 
 def _find_disclosure_refusals(view: RunView, policy: Policy, dealt: bool) -> Iterator[_Refusal]:
     asked = view.config.weighting.discrepancy
-    if asked is None:
+    if asked is None or view.config.secure is not None:  # of that only a sum is told
         return
     try:
         check_rule(asked.metric, asked.target, len(view.classes), find_rule(policy, dealt=dealt))

@@ -61,7 +61,8 @@ class AggregationFacts:
     """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
 
     ``model`` and ``scored`` are None for a weightless round, which keeps the old model. ``memory`` is what
-    the run's weighting keeps for the next round, ``adjustment`` what it did to the model.
+    the run's weighting keeps for the next round, ``adjustment`` what it did to the model. ``sums``
+    are all that is known of a secure round, in place of a ledger.
     """
 
     model: str | None
@@ -72,6 +73,7 @@ class AggregationFacts:
     blobs: Mapping[str, int] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
     adjustment: Adjustment = UNCHANGED
+    sums: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

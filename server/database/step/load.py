@@ -13,8 +13,9 @@ from server.database.session import Reading
 from server.database.tables import enrolments, evaluations, participants, rounds, runs
 from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
 from shared.config import RunConfig
-from shared.schemas import EvaluationView, Role
+from shared.schemas import EvaluationView, Role, SumTotals
 from shared.scores import find_score, name_score
+from shared.secure.coordinator import Coordinator, Phase
 
 __all__ = ["Snapshot", "load"]
 
@@ -45,6 +46,7 @@ _HEAD = sa.select(
     runs.c.highest_attempt,
     runs.c.rewound_rounds,
     runs.c.rewound_attempts,
+    runs.c.totals,
 ).where(runs.c.run == _RUN)
 # "no key": foreign keys that point at the row are checked by others meanwhile
 _LOCKED_HEAD = _HEAD.with_for_update(key_share=True)
@@ -57,6 +59,7 @@ _ENROLMENTS = (
         enrolments.c.index,
         enrolments.c.reason,
         enrolments.c.approved_examples,
+        enrolments.c.identity,
         enrolments.c.discrepancy_metric,
         enrolments.c.discrepancy,
         enrolments.c.last_error.is_not(None).label("troubled"),
@@ -84,11 +87,13 @@ _ROUND = (
         _NEWEST.c.status.label("round_status"),
         _NEWEST.c.deadline_at,
         _NEWEST.c.reason.label("round_reason"),
+        _NEWEST.c.secure,
         participants.c.client,
         participants.c.index.label("place"),  # `row.index` is a method of rows
         participants.c.status,
         participants.c.reason,
         participants.c.update,
+        participants.c.answered,
     )
     .join_from(
         _NEWEST,
@@ -130,6 +135,7 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
             rewound_rounds=head.rewound_rounds,
             rewound_attempts=head.rewound_attempts,
             scores=_read_scores(connection, run, config) if config.needs_scores else (),
+            totals=None if head.totals is None else SumTotals.model_validate(head.totals),
         ),
         version=head.version,
         config=config,
@@ -173,7 +179,7 @@ def _score(evaluation: EvaluationView, name: str | None) -> Score:
 
 
 def _enrolment(row: sa.Row[*tuple[Any, ...]]) -> Enrolment:
-    client, role, status, examples, index, reason, approved = row[:7]
+    client, role, status, examples, index, reason, approved, identity = row[:8]
     return Enrolment(
         client=client,
         role=role,
@@ -182,6 +188,7 @@ def _enrolment(row: sa.Row[*tuple[Any, ...]]) -> Enrolment:
         index=index,
         reason=reason,
         approved_examples=approved,
+        identity=identity,
     )
 
 
@@ -193,8 +200,15 @@ def _round(rows: Sequence[Any]) -> Round:
         status=first.round_status,
         deadline_at=first.deadline_at,
         participants=tuple(
-            Participant(client=row.client, index=row.place, status=row.status, reason=row.reason)
+            Participant(
+                client=row.client,
+                index=row.place,
+                status=row.status,
+                reason=row.reason,
+                answered=None if row.answered is None else Phase(row.answered),
+            )
             for row in rows
         ),
         reason=first.round_reason,
+        secure=None if first.secure is None else Coordinator.model_validate_json(first.secure),
     )

@@ -52,6 +52,18 @@ _LEDGER_ROW = (
 )
 
 
+_INCLUDED = (
+    participants.update()
+    .where(
+        participants.c.run == _OF_RUN,
+        participants.c.round == _OF_ROUND,
+        participants.c.attempt == _OF_ATTEMPT,
+        participants.c.status == ParticipantStatus.AGGREGATED,
+    )
+    .values(included=True)
+)
+
+
 def round_statements(connection: Reading, change: Change) -> list[Statement]:
     """What is to be written, in this order; read are only results of earlier rounds."""
     statements: list[Statement] = _rewind_statements(change)
@@ -84,18 +96,21 @@ def _update_round(change: Change, before: Round, after: Round) -> list[Statement
     statements: list[Statement] = []
     if before.status is not after.status:
         statements.append((_ROUND, key | _round_values(change, before, after)))
-    elif (before.deadline_at, before.reason) != (after.deadline_at, after.reason):
-        statements.append((_ROUND, key | {"deadline_at": after.deadline_at, "reason": after.reason}))
+    elif _watched(before) != _watched(after):
+        values = {"deadline_at": after.deadline_at, "reason": after.reason}
+        statements.append((_ROUND, key | values | _secure_values(after)))
     statements += _update_participants(change, before, after, key)
     if isinstance(change.facts, AggregationFacts) and before.status is RoundStatus.AGGREGATING:
         rows = [key | _ledger_values(entry) for entry in change.facts.ledger]
         if rows:
             statements.append((_LEDGER_ROW, rows))
+        if after.secure is not None:  # nobody's weight is known, but whose updates are in the sum
+            statements.append((_INCLUDED, key))
     return statements
 
 
 def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]:
-    values: dict[str, Any] = {"status": after.status, "reason": after.reason}
+    values: dict[str, Any] = {"status": after.status, "reason": after.reason} | _secure_values(after)
     if before.status is RoundStatus.COLLECTING:
         values["closed_at"] = change.now
     if after.status is RoundStatus.COMPLETED:
@@ -108,8 +123,20 @@ def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]
                 "private": change.facts.private,
                 "memory": dict(change.facts.memory) or None,
                 "adjustment": asdict(change.facts.adjustment) if change.facts.adjustment else None,
+                "sums": dict(change.facts.sums) or None,
             }
     return values
+
+
+def _watched(round: Round) -> tuple[Any, ...]:
+    """What may change while the status stays."""
+    return round.deadline_at, round.reason, round.secure
+
+
+def _secure_values(round: Round) -> dict[str, Any]:
+    """Nothing for a round whose updates arrive in clear."""
+    secure = round.secure
+    return {} if secure is None else {"step": secure.phase.value, "secure": secure.model_dump_json()}
 
 
 def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
@@ -144,6 +171,7 @@ def _update_participants(change: Change, before: Round, after: Round, key: dict[
             "of_client": participant.client,
             "status": participant.status,
             "reason": participant.reason,
+            "answered": participant.answered,
         }
         if values := _participant_values(change, participant):
             statements.append((_PARTICIPANT, row | values))
@@ -180,6 +208,7 @@ _NEWEST_RESULT = (
     .where(
         rounds.c.run == _OF_RUN,
         rounds.c.status == RoundStatus.COMPLETED,
+        rounds.c.round > 0,
         rounds.c.round <= sa.bindparam("completed", type_=sa.BigInteger),
     )
     .order_by(rounds.c.round.desc())
@@ -219,6 +248,7 @@ def _insert_round(change: Change, opened: Round, start: _Result) -> list[Stateme
         "deadline_at": opened.deadline_at,
         "trainers": _trainers(change),
         **start,
+        **_secure_values(opened),
     }
     sizes = relative_sizes(change.decision.run)
     examples = {e.client: e.examples for e in change.decision.run.enrolments}

@@ -75,6 +75,8 @@ def _run_values(change: Change) -> dict[str, Any]:
         values["started_at"] = change.now
     if new.status.is_terminal and not old.status.is_terminal:
         values["finished_at"] = change.now
+    if old.totals != new.totals:
+        values["totals"] = None if new.totals is None else new.totals.model_dump(mode="json")
     return values
 
 
@@ -106,6 +108,7 @@ def _enrolment_values(change: Change, before: Enrolment | None, after: Enrolment
             "examples": after.examples,
             "reason": after.reason,
             "approved_examples": after.approved_examples,
+            "identity": after.identity,
         }
     if after.client == change.client:
         values |= _values_from_facts(change, before, after)

@@ -33,6 +33,7 @@ from shared.schemas import Role
 from shared.weightings import Contribution, ledger
 from tests.browser import seed
 from tests.helpers.page_reading import client_on
+from tests.helpers.secure_play import SecurePlay
 from tests.server.api.test_documentation import described
 
 SITES = seed.SITES
@@ -62,6 +63,8 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     store.revoke(SITES[1].name, "admin", finished.now)
     store.register("withdrawn", "hash-of-withdrawn", "0.1.0", finished.now)
     assert store.erase_client("withdrawn", "admin", finished.now) == "erased-1"
+    SecurePlay(store.engine).take_all(1)
+    store.pin_identity("oak", "0" * 64, "admin", finished.now)
 
     happened: dict[str, set[str]] = {}
     for event in store.events(0, None, 10_000):

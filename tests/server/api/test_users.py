@@ -21,7 +21,17 @@ from server.web.security import hash_token
 from tests.helpers.live_coordinator import ADMIN, Live, file_of, live, sha256, upload_headers
 
 VIEWER = "viewer-token-of-the-tests"
-CLIENTS_OWN = {"enrolments", "discrepancy", "decline", "me", "progress", "failure", "metrics", "update"}
+CLIENTS_OWN = {
+    "step",
+    "enrolments",
+    "discrepancy",
+    "decline",
+    "me",
+    "progress",
+    "failure",
+    "metrics",
+    "update",
+}
 """Ends of the addresses at which workers change something."""
 
 

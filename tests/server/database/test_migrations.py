@@ -28,6 +28,7 @@ from server.database.tables import (
     rounds,
     runs,
 )
+from shared.config import RunConfig
 from shared.problems import SchemaOutdated, StorageUnavailable
 from shared.schemas import (
     EnrolmentStatus,
@@ -35,6 +36,7 @@ from shared.schemas import (
     Role,
     RoundStatus,
     RunStatus,
+    Train,
     UserRequest,
     UserRole,
 )
@@ -246,7 +248,7 @@ def test_a_round_of_schema_0006_remembers_nothing_and_is_gone_on_with(empty_data
                 relative_size=1.0, loss=0.5, weight=1.0,
             )
         )  # fmt: skip
-    upgrade(empty_database_url, "0007")
+    upgrade(empty_database_url)
     with engine.begin() as connection:
         new = sa.select(rounds.c.start_memory, rounds.c.memory, rounds.c.adjustment)
         assert connection.execute(new).all() == [(None, None, None)]
@@ -262,6 +264,62 @@ def test_a_round_of_schema_0006_remembers_nothing_and_is_gone_on_with(empty_data
         assert (older.client, older.weight, "start_loss" in older._fields) == ("north", 1.0, False)
         (older,) = connection.execute(sa.text("SELECT * FROM rounds"))
         assert "memory" not in older._fields
+    engine.dispose()
+
+
+def test_a_run_of_schema_0013_has_updates_in_clear_and_clients_without_keys(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0013")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        connection.execute(
+            clients.insert().values(client="north", token_hash="0" * 64, version="0.1", registered_at=at)
+        )
+        config = RunConfig(name="demo").model_dump(mode="json")
+        connection.execute(
+            runs.insert().values(
+                run="demo", version=1, status=RunStatus.RUNNING, config=config, classes=["a"], manifest=[],
+                completed_rounds=0, initial_model="0" * 64, created_at=at,
+            )
+        )  # fmt: skip
+        connection.execute(
+            enrolments.insert().values(
+                run="demo", client="north", role=Role.TRAINER, status=EnrolmentStatus.READY, index=0,
+                examples=40, device="cpu", enrolled_at=at,
+            )
+        )  # fmt: skip
+        key = {"run": "demo", "round": 1, "attempt": 1}
+        connection.execute(
+            rounds.insert().values(
+                **key, status=RoundStatus.COLLECTING, opened_at=at, deadline_at=at, trainers=[[0, 40, None]],
+                start_model="0" * 64,
+            )
+        )  # fmt: skip
+        connection.execute(
+            participants.insert().values(
+                **key,
+                client="north",
+                index=0,
+                status=ParticipantStatus.INVITED,
+                examples=40,
+                relative_size=1.0,
+            )
+        )  # fmt: skip
+    upgrade(empty_database_url)
+    store = Store(engine)
+    state = store.run_state("demo")
+    assert state.round is not None
+    assert (state.round.secure, state.totals, state.enrolments[0].identity) == (None, None, None)
+    assert store.identity_of("north") is None
+    asked = store.work_for("north")
+    assert isinstance(asked, Train)
+    assert asked.inbox is None
+    store.pin_identity("south", "1" * 64, "admin", at)
+    downgrade(empty_database_url, "0013")
+    with engine.connect() as connection:
+        (older,) = connection.execute(sa.text("SELECT * FROM rounds"))
+        assert (older.round, "secure" in older._fields) == (1, False)
+    assert "identity_pins" not in sa.inspect(engine).get_table_names()
     engine.dispose()
 
 
@@ -329,7 +387,7 @@ def test_enrolments_of_schema_0005_keep_all_they_have_and_new_statuses_are_decli
         )  # fmt: skip
         more = {"client": "north", "status": EnrolmentStatus.READY, "index": 3, "left_out": {"hidden": 1}}
         connection.execute(enrolments.insert().values(**row, **more))
-    upgrade(empty_database_url, "0006")
+    upgrade(empty_database_url)
     with engine.begin() as connection:
         (kept,) = connection.execute(sa.select(enrolments))
         assert (kept.examples, kept.left_out, kept.enrolled_at) == (40, {"hidden": 1}, at)
@@ -381,7 +439,7 @@ def test_participants_of_schema_0007_have_told_nothing_of_their_updates(empty_da
                 relative_size=1.0, weight=0.5,
             )
         )  # fmt: skip
-    upgrade(empty_database_url, "0008")
+    upgrade(empty_database_url)
     with engine.begin() as connection:
         (row,) = connection.execute(sa.select(participants))
         assert (row.weight, row.norm, row.largest_entry, row.cosine, row.share) == (0.5, *[None] * 4)

@@ -31,6 +31,7 @@ from server.lifecycle.events import (
     ResumeRequested,
     RewindRequested,
     StartRequested,
+    StepAnswered,
     StopRequested,
     TimePassed,
     UpdateReceived,
@@ -43,6 +44,7 @@ from server.lifecycle.views import relative_sizes, waiting_for
 from shared.config import RunConfig
 from shared.problems import Conflict, IllegalTransition
 from shared.schemas import RunStatus
+from shared.secure.messages import Agreement
 from tests.helpers.lifecycle_story import (
     HOUR,
     NOW,
@@ -140,6 +142,7 @@ POSSIBLE: list[tuple[Event, str]] = [
     (ChangeRequested(collecting("ab").policy, ()), "ERPCS"),
     (AssignmentTaken("a", 1, 1), "RP"),
     (UpdateReceived("a", 1, 1), "RP"),
+    (StepAnswered("a", 1, 1, Agreement(index=0, signature=bytes(64))), "RP"),
     (FailureReported("a", 1, 1, "x"), "RP"),
     (TimePassed(), "ERPCS"),
     (CoordinatorReturned(dt.timedelta(hours=1)), "ERPCS"),

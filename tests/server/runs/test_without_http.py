@@ -16,10 +16,8 @@ from shared.config import RunConfig
 from shared.problems import (
     ClassContractMismatch,
     IncompatibleVersion,
-    InvalidConfiguration,
     InvalidRequest,
     NameTaken,
-    NotFound,
     TooLarge,
     UpdateAlreadyReceived,
     UpdateInvalid,
@@ -128,9 +126,17 @@ def test_names_classes_and_protocols_must_agree(at: Coordinator) -> None:
         check_protocol(Registration(protocol=1))
 
 
-def test_a_run_with_secure_sums_is_refused_until_rounds_have_their_phases(at: Coordinator) -> None:
-    config = RunConfig.model_validate({"name": "secret", "min_clients": 3, "secure": {"clip": 2}})
-    with pytest.raises(InvalidConfiguration, match="secure sums are not available in the service yet"):
-        at.control.create(RunRequest(config=config), "admin")
-    with pytest.raises(NotFound):
-        at.store.run_state("secret")
+def test_an_update_of_a_secure_run_is_one_vector_and_comes_with_no_numbers(at: Coordinator) -> None:
+    model = file_of(0.0)
+    config = RunConfig.model_validate(
+        {"name": "secret", "task": TASK, "classes": CLASSES, "min_clients": 3, "secure": {"bits": 32}}
+    )
+    initial = InitialBlob.model_validate({"digest": sha256(model), "manifest": MANIFEST})
+    at.control.create(RunRequest(config=config, initial=initial), "admin")
+    wanted = layout_of(at.store.run_view("secret", at.clock()))
+    shapes = [[(spec.shape, spec.dtype) for spec in wanted.tensors_of(n).values()] for n in (0, 1)]
+    assert shapes == [[((8,), "I32")], [((12 + 12 + 4 + 1,), "I32")]]
+    report = UpdateReport(attempt=1, steps=70, examples=33, loss=0.5, seconds=2.0)
+    assert Offer("secret", 1, "a", report, "0" * 64, wanted).kept == UpdateReport(
+        attempt=1, steps=0, examples=0
+    )

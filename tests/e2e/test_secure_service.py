@@ -1,0 +1,245 @@
+"""Secure runs by real processes: the simulation's bits, whatever is killed; nothing of a site is found."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from shared.aggregation.secure_sums import add_up_totals, score_of
+from shared.algorithms import available, load_algorithm
+from shared.config import RunConfig
+from shared.discrepancy import discrepancy
+from shared.tasks import task_of
+from shared.tasks.loading import load_examples
+from shared.training.workbench import Workbench
+from shared.weightings import Contribution
+from simulation.run import simulate
+from tests.helpers.processes import Deployment, run_config
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("secure-service"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+def secure_config(name: str, **changes: object) -> RunConfig:
+    return run_config(name, **{"secure": {}, "rounds": 2, **changes})
+
+
+def simulated(config: RunConfig, folder: Path) -> str:
+    return simulate(config, source=None, out=folder / "result.jsonl", say=lambda line: None)
+
+
+@pytest.fixture(params=["on_sqlite", "on_postgres"])
+def system(request: pytest.FixtureRequest) -> Deployment:
+    made: Deployment = request.getfixturevalue(request.param)
+    return made
+
+
+def test_the_digest_is_that_of_the_unmasked_simulation(system: Deployment, tmp_path: Path) -> None:
+    config = secure_config("masked")
+    system.create(config)
+    assert system.digest("masked") == simulated(config, tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", sorted(set(available()) - {"fedavg"}))
+def test_every_algorithm(algorithm: str, on_sqlite: Deployment, tmp_path: Path) -> None:
+    config = secure_config(f"masked-{algorithm}", algorithm=algorithm, secure={"bits": 32})
+    on_sqlite.create(config)
+    assert on_sqlite.digest(config.name) == simulated(config, tmp_path)
+
+
+STEPS = ("advertise", "share", "upload", "agree", "unmask")
+SLOW = {"local": {"steps": 200, "batch_size": 16, "learning_rate": 0.01}, "rounds": 2}
+
+
+def test_a_worker_and_the_coordinator_are_killed_at_each_step(on_sqlite: Deployment, tmp_path: Path) -> None:
+    """One site is frozen, so that each step waits for it; then it or the coordinator is killed."""
+    config = secure_config("killed", **SLOW)
+    expected = simulated(config, tmp_path)
+    on_sqlite.create(config)
+    for step in STEPS:
+        wait_for_step(on_sqlite, "killed", 1, step)
+        with on_sqlite.frozen("site-1"):
+            view = on_sqlite.open_round("killed")
+            if view is not None and view.secure is not None and "site-1" in view.secure.awaited:
+                on_sqlite.kill("coordinator")
+                on_sqlite.kill("site-1")
+                on_sqlite.start_coordinator()
+        if on_sqlite.processes.running["site-1"].poll() is not None:
+            on_sqlite.start_again("site-1")
+    assert on_sqlite.digest("killed") == expected
+
+
+def wait_for_step(system: Deployment, run: str, number: int, step: str) -> None:
+    """Until the round is at this step, or past it."""
+
+    def is_there() -> bool:
+        view = system.admin.run(run)
+        current = view.current_round
+        if view.completed_rounds >= number or view.status.is_terminal:
+            return True
+        if current is None or current.round < number or current.secure is None:
+            return False
+        return STEPS.index(current.secure.step) >= STEPS.index(step)
+
+    system.wait_for(is_there, f"round {number} of {run} is at {step}")
+
+
+# ---------------------------------------------------------------- nothing of a site is there
+
+
+@dataclass(frozen=True)
+class SiteNumbers:
+    """What a site alone knows in a secure run."""
+
+    examples: int
+    discrepancy: float
+    score: float
+    weight: float
+    update: bytes
+
+
+def site_numbers(config: RunConfig, system: Deployment) -> list[SiteNumbers]:
+    """Of each site, from the data and from its own journal."""
+    task = task_of(config)
+    bench = Workbench(
+        config=config,
+        task=task,
+        algorithm=load_algorithm(config.algorithm),
+        load=lambda split: load_examples(task, split, None, config.seed),
+        partition=config.partition,
+        device=torch.device("cpu"),
+    )
+    asked = config.weighting.discrepancy
+    assert asked is not None
+    known = [
+        Contribution(
+            index,
+            len(bench.training_examples(index)),
+            discrepancy(bench.class_counts(index), asked.target, asked.metric),
+        )
+        for index in range(bench.clients)
+    ]
+    totals = add_up_totals(known)
+    scores = [score_of(config, own, totals) for own in known]
+    return [
+        SiteNumbers(
+            own.examples,
+            own.discrepancy or 0.0,
+            score,
+            score / sum(scores),
+            read_update(system.folder / f"site-{own.index}" / "runs" / config.name),
+        )
+        for own, score in zip(known, scores, strict=True)
+    ]
+
+
+def read_update(journal: Path) -> bytes:
+    """Bytes from the midst of what the site trained."""
+    (path,) = journal.glob("update-*.safetensors")
+    content = path.read_bytes()
+    return content[len(content) // 2 :][:32]
+
+
+def haystack(system: Deployment, run: str) -> bytes:
+    """All that the coordinator has or shows: database, files, log, pages, answers of its API."""
+    files = [path.read_bytes() for path in system.data_folder.rglob("*") if path.is_file()]
+    token = system.processes.environment["FEDDISCO_ADMIN_TOKEN"]
+    url = system.urls["coordinator"]
+    numbers = sorted({view.round for view in system.rounds(run)})
+    paths = [f"/runs/{run}", f"/api/v1/runs/{run}/rounds", *(f"/runs/{run}/rounds/{n}" for n in numbers)]
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as http:
+        pages = [http.get(path) for path in [*paths, f"/api/v1/runs/{run}", "/metrics"]]
+    assert all(page.status_code == 200 for page in pages), pages
+    shown = [page.content for page in pages]
+    return b"\n".join([*files, *shown, system.log("coordinator").encode()])
+
+
+def find_numbers(site: SiteNumbers, hay: bytes) -> set[str]:
+    """Which of the site's numbers are there, as text or as a double in either order of bytes."""
+    found = {"update"} if site.update in hay else set()
+    for name in ("discrepancy", "score", "weight"):
+        value = getattr(site, name)
+        needles = (f"{value:.12g}"[:12].encode(), struct.pack("<d", value), struct.pack(">d", value))
+        if any(needle in hay for needle in needles):
+            found.add(name)
+    return found
+
+
+def stored_integers(system: Deployment, run: str) -> set[int]:
+    """Every whole number of the run's rows, also inside JSON; but for sizes of files and events' numbers."""
+    (path,) = (path for path in system.data_folder.iterdir() if path.suffix in (".sqlite", ".db"))
+    found: set[int] = set()
+    with sqlite3.connect(path) as connection:
+        tables = [
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
+        for table in tables:
+            cursor = connection.execute(f'SELECT * FROM "{table}"')
+            names = [column[0] for column in cursor.description]
+            for row in cursor:
+                cells = dict(zip(names, row, strict=True))
+                if cells.get("run") == run:
+                    found |= {
+                        n for name, cell in cells.items() if name not in SIZES for n in integers_in(cell)
+                    }
+    return found
+
+
+SIZES = ("id", "bytes")
+
+
+def integers_in(value: object) -> set[int]:
+    if isinstance(value, int):
+        return {value}
+    if isinstance(value, str) and value[:1] in "[{":
+        bare = re.sub(r'"bytes": \d+', "", value)
+        return {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", bare)}
+    return set()
+
+
+def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
+    config = secure_config("searched", rounds=20)
+    on_sqlite.create(config)
+    on_sqlite.wait_for(lambda: on_sqlite.admin.run("searched").completed_rounds >= 1, "round 1 is over")
+    on_sqlite.admin.control("searched", "pause")
+    on_sqlite.wait_for(lambda: not is_open(on_sqlite, "searched"), "the open round is over")
+    sites = site_numbers(config, on_sqlite)
+    hay, integers = haystack(on_sqlite, "searched"), stored_integers(on_sqlite, "searched")
+    assert sum(site.examples for site in sites) in integers, "N is known"
+    for site in sites:
+        assert find_numbers(site, hay) == set()
+        assert site.examples not in integers
+    assert "own weight" in on_sqlite.log("site-1")
+    told = on_sqlite.console("worker", "told", "--state", str(on_sqlite.folder / "site-1"))
+    assert f"weight {sites[1].weight:.6f}"[:13] in told
+    on_sqlite.admin.control("searched", "stop")
+
+    # the same search finds all of it where updates arrive in clear
+    weighting = {"kind": "disco", "normalise": "all_clients", "on_all_zero": "raise"}
+    clear = run_config("clear", rounds=20, weighting=weighting)
+    on_sqlite.create(clear)
+    on_sqlite.wait_for(lambda: on_sqlite.admin.run("clear").completed_rounds >= 1, "round 1 is over")
+    on_sqlite.admin.control("clear", "pause")
+    on_sqlite.wait_for(lambda: not is_open(on_sqlite, "clear"), "the open round is over")
+    shown = site_numbers(clear, on_sqlite)
+    hay, integers = haystack(on_sqlite, "clear"), stored_integers(on_sqlite, "clear")
+    for site in shown:
+        assert {"update", "discrepancy", "weight"} <= find_numbers(site, hay)
+        assert site.examples in integers
+    on_sqlite.admin.control("clear", "stop")
+
+
+def is_open(system: Deployment, run: str) -> bool:
+    current = system.open_round(run)
+    return current is not None and current.status.is_open

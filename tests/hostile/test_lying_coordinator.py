@@ -1,0 +1,133 @@
+"""A coordinator that lies to one site of a secure run, on the wire, between real workers: it gets nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.database.migrations import upgrade
+from shared.schemas import RunStatus
+from tests.helpers.live_coordinator import Live, live
+from tests.helpers.processes import run_config
+from tests.helpers.worker_crew import Member, create, worker
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Work = dict[str, Any]
+Lie = Callable[[Work], None]
+OTHER = "f" * 64
+
+
+class Lying(httpx.BaseTransport):
+    """The network of one site, on which ``lie`` changes what it is asked to do."""
+
+    def __init__(self, lie: Lie) -> None:
+        self._network = httpx.HTTPTransport()
+        self._lie = lie
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._network.handle_request(request)
+        if not request.url.path.endswith("/work") or response.status_code != httpx.codes.OK:
+            return response
+        found: Work = json.loads(b"".join(response.iter_raw()))
+        self._lie(found)
+        body = json.dumps(found).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(body))
+
+    def close(self) -> None:
+        self._network.close()
+
+
+def is_at(work: Work, round: int, step: str) -> bool:
+    return work["kind"] == "secure" and (work["round"], work["step"]) == (round, step)
+
+
+def give_another_model(work: Work) -> None:
+    if is_at(work, 1, "advertise"):
+        work["model"] = OTHER
+
+
+def give_other_totals(work: Work) -> None:
+    """So that one site's score is the largest by far."""
+    if is_at(work, 1, "advertise"):
+        work["totals"]["examples"] = 10**9
+
+
+def swap_a_mask_key(work: Work) -> None:
+    if is_at(work, 1, "share"):
+        advertisements = work["roster"]["advertisements"]
+        advertisements[0]["mask_key"] = advertisements[0]["sealing_key"]
+
+
+def show_another_identity(work: Work) -> None:
+    if is_at(work, 1, "advertise"):
+        work["identities"]["0"] = OTHER
+
+
+def train_on_another_model(work: Work) -> None:
+    if work["kind"] == "train":
+        work["model"] = OTHER
+
+
+def ask_without_masks(work: Work) -> None:
+    if work["kind"] == "train":
+        work["inbox"] = None
+
+
+def tell_totals_below_its_own(work: Work) -> None:
+    if work.get("totals"):
+        work["totals"]["examples"] = 1
+
+
+LIES: list[tuple[Lie, tuple[int, ...], int, str]] = [  # who is lied to; who says what of it
+    (give_another_model, (1,), 0, "client 1 was given another model than this client"),
+    (give_other_totals, (1,), 2, "client 1 was given another config than this client"),
+    (swap_a_mask_key, (1,), 1, "the keys of client 0 are not signed by its identity"),
+    (show_another_identity, (1,), 1, "another identity key of client 0 than it did before"),
+    (train_on_another_model, (1,), 1, "the coordinator gives another model, configuration or totals"),
+    (ask_without_masks, (1,), 1, "the coordinator asks for an update without masks"),
+    (tell_totals_below_its_own, (0, 1, 2), 2, "the totals that the coordinator tells are below this site's"),
+]
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Live]:
+    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    upgrade(url)
+    with live(url, tmp_path / "coordinator") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("lie", "lied_to", "teller", "sentence"), LIES, ids=[lie.__name__ for lie, _, _, _ in LIES]
+)
+def test_a_lie_ends_the_attempt_and_is_told(
+    lie: Lie, lied_to: tuple[int, ...], teller: int, sentence: str, at: Live, tmp_path: Path
+) -> None:
+    config = run_config("lied", rounds=3, max_attempts=1, secure={}, local={"steps": 2, "batch_size": 8})
+    create(at, **config.model_dump(mode="json"))
+    sites: list[Member] = [
+        worker(
+            at,
+            tmp_path,
+            f"site-{index}",
+            partition="run",
+            index=index,
+            transport=Lying(lie) if index in lied_to else None,
+        )
+        for index in range(3)
+    ]
+    at.wait_for(lambda: at.run("lied")["status"] == RunStatus.PAUSED, 60)
+    found = at.run("lied")
+    assert (found["completed_rounds"], found["current_round"]["round"]) == (0, 1)
+    assert found["current_round"]["secure"]["score"] is None, "nothing was unmasked"
+    at.wait_for(lambda: sentence in sites[teller].log)
+    assert at.admin.post("/runs/lied/stop").status_code == 200
+    for site in sites:
+        site.join()

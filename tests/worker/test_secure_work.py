@@ -1,0 +1,86 @@
+"""What a site keeps of secure sums, and what it refuses by it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.problems import InvalidConfiguration
+from shared.secure.client import Client
+from shared.secure.faults import ProtocolRefused
+from shared.secure.messages import Attempt
+from shared.secure.ring import Ring
+from tests.helpers.secure_parties import Party, random_vectors
+from worker.journal import Journal, RunJournal
+from worker.secure_work import _check_repeated, _keep_client, _note_disclosed, _read
+from worker.state import describe_identity, find_identities, obtain_identity
+
+RING = Ring(64, clients=5, limit=8.0)
+
+
+def attempt(number: int, again: int = 1) -> Attempt:
+    return Attempt(run="skin", round=number, attempt=again)
+
+
+def agreed(party: Party, names: list[int]) -> Client:
+    """Client 1 of the party, after it has signed that these are left."""
+    roster = party.advertise(party.vectors)
+    survivors = party.upload(party.share_keys(roster, party.vectors), names)
+    party.agree(survivors, names)
+    return party.clients[1]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> RunJournal:
+    return Journal(tmp_path, lambda words: None).open_run("skin")
+
+
+def test_a_second_sum_of_a_round_over_others_is_refused(journal: RunJournal) -> None:
+    """The difference of the two would be one client's update."""
+    vectors = random_vectors(RING, 4, 20, seed=1)
+    everybody = list(vectors)
+    first = agreed(Party(vectors, RING, attempt=attempt(3)), everybody)
+    _check_repeated(journal, first)
+    _note_disclosed(journal, first)
+    again = agreed(Party(vectors, RING, attempt=attempt(3, 2)), everybody)
+    _check_repeated(journal, again)  # the same sum tells nothing new
+    fewer = agreed(Party(vectors, RING, attempt=attempt(3, 3)), everybody[:3])
+    with pytest.raises(ProtocolRefused, match="the difference of the two sums would tell somebody's"):
+        _check_repeated(journal, fewer)
+    other = {index: vector + np.uint64(index == 1) for index, vector in vectors.items()}
+    changed = agreed(Party(other, RING, attempt=attempt(3, 4)), everybody)
+    with pytest.raises(ProtocolRefused, match="other numbers"):
+        _check_repeated(journal, changed)
+    _check_repeated(journal, agreed(Party(vectors, RING, attempt=attempt(4)), everybody[:3]))
+
+
+def test_the_first_sum_is_remembered_beside_the_newest(journal: RunJournal) -> None:
+    vectors = random_vectors(RING, 4, 8, seed=2)
+    for number in (0, 1, 2):
+        _note_disclosed(journal, agreed(Party(vectors, RING, attempt=attempt(number)), list(vectors)))
+    fewer = agreed(Party(vectors, RING, attempt=attempt(0, 9)), list(vectors)[:3])
+    with pytest.raises(ProtocolRefused):
+        _check_repeated(journal, fewer)
+
+
+def test_keys_are_private_files_and_survive_the_process_and_its_sweep(tmp_path: Path) -> None:
+    vectors = random_vectors(RING, 4, 8, seed=3)
+    client = Party(vectors, RING).clients[1]
+    _keep_client(Journal(tmp_path, lambda words: None).open_run("skin"), client)
+    restarted = Journal(tmp_path, lambda words: None).open_run("skin")
+    assert _read(restarted, "secure.json", Client) == client
+    assert stat.S_IMODE((restarted.folder / "secure.json").stat().st_mode) == 0o600
+
+
+def test_an_identity_key_is_made_once_and_never_replaced(tmp_path: Path) -> None:
+    key = obtain_identity(tmp_path)
+    assert obtain_identity(tmp_path) == key
+    assert stat.S_IMODE((tmp_path / "identity.key").stat().st_mode) == 0o600
+    assert len(describe_identity(key)) == 95
+    assert find_identities(tmp_path) == {}, "it has no name yet"
+    (tmp_path / "identity.key").write_text("not a key")
+    with pytest.raises(InvalidConfiguration, match="Restore it from a backup"):
+        obtain_identity(tmp_path)

@@ -1,0 +1,340 @@
+"""This site's half of a run's secure sums: nothing of its numbers leaves it but hidden by masks.
+
+::
+
+    STATE/identity.key             this client's private Ed25519 key (mode 0600)
+    STATE/runs/RUN/secure.json     keys of the newest attempt (mode 0600), on disk before any answer is sent
+    STATE/runs/RUN/known.json      the others' public identity keys, as this site first saw them
+    STATE/runs/RUN/summed.json     which sums this site has helped to unmask, and its score in the newest one
+
+A killed worker goes on from these: it gives the same answer to the same step, and never other numbers under
+the same masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, Field
+
+from shared.discrepancy import discrepancy
+from shared.faults import Fault, FaultCode
+from shared.files import PRIVATE, replace_file
+from shared.fingerprints import format_fingerprint, identity_fingerprint
+from shared.frozen import Frozen
+from shared.problems import ModelDiverged
+from shared.schemas import SecureAnswer, SecureStep, SumTotals, Train, UpdateReport
+from shared.secure.client import Client
+from shared.secure.faults import AttemptAbandoned, ProtocolRefused
+from shared.secure.messages import Answer, Attempt, Inbox, View
+from shared.weightings import Contribution
+from shared.weightings.base import Totals
+from worker.faults import UPLOAD_BREAKS, LocalFault, describe_broken_upload
+
+if TYPE_CHECKING:
+    from shared.secure.ring import RingVector
+    from shared.wire import Written
+    from worker.client import CoordinatorClient, Record
+    from worker.journal import FinishedUpdate, RunJournal
+    from worker.progress import Reporter
+    from worker.site import LocalRun, Site
+
+__all__ = ["SecureWork"]
+
+
+_TOLERANCE = 2.0**-30
+"""Totals are sums of discrepancies in steps of 2^-40."""
+
+
+class _Disclosed(Frozen):
+    """A sum that this site has helped to unmask: over whom, and of which vector of its own."""
+
+    members: tuple[int, ...]
+    vector: str
+
+
+class _Summed(Frozen):
+    """``disclosed`` by round, of round 0 and the newest; ``score`` is this site's in round ``scored``."""
+
+    disclosed: dict[int, _Disclosed] = Field(default_factory=dict)
+    scored: int = 0
+    score: float = 0.0
+
+
+class _Known(Frozen):
+    identities: dict[int, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SecureWork:
+    """The steps of secure sums at this site. ``identity`` is its private key, ``record`` notes what it told.
+
+    Every method raises :class:`worker.faults.LocalFault` where the site does not go on: what it was asked
+    could give its numbers away, or too few others are left.
+    """
+
+    coordinator: CoordinatorClient
+    site: Site
+    reporter: Reporter
+    identity: bytes
+    record: Record
+
+    def answer(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> None:
+        """Take a step and send what it asks for."""
+        if step.step == "upload":
+            self._upload_totals(step, local, journal)
+            return
+        answer = _guarded(lambda: self._find_answer(step, local, journal))
+        self.coordinator.answer_step(step.run, step.round, SecureAnswer(attempt=step.attempt, answer=answer))
+
+    def _find_answer(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> Answer:
+        if step.step == "advertise":
+            return self._begin(step, local, journal).advertisement
+        client = _find_client(step, local, journal)
+        if step.step == "share" and step.roster is not None:
+            moved, shares = client.share(step.roster)
+            _keep_client(journal, moved)
+            return shares
+        if step.step == "agree" and step.survivors is not None:
+            moved, agreement = client.agree(step.survivors)
+            _check_repeated(journal, moved)
+            _keep_client(journal, moved)
+            return agreement
+        if step.step == "unmask" and step.agreements is not None:
+            moved, disclosure = client.disclose(step.agreements)
+            _note_disclosed(journal, moved)
+            _keep_client(journal, moved)
+            return disclosure
+        raise ProtocolRefused(f"the coordinator asks for the step {step.step} without what belongs to it")
+
+    # ------------------------------------------------------------ 1 advertise
+
+    def _begin(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> Client:
+        """Fresh keys for a fresh attempt; the same ones if it is asked again."""
+        attempt = _attempt_of(step)
+        kept = _read(journal, "secure.json", Client)
+        if kept is not None and kept.attempt == attempt:
+            return kept
+        newest = max(_read_summed(journal).disclosed, default=0)
+        if step.round < newest and step.round:
+            raise ProtocolRefused(f"round {step.round} is over: this site has unmasked round {newest}")
+        self._tell_weight(step, journal)
+        identities = self._meet(step, journal)
+        secure = local.view.config.secure
+        if secure is None:
+            raise ProtocolRefused("the coordinator asks for a secure sum in a run that has none")
+        client = Client.begin(
+            attempt,
+            _view_of(step, local),
+            step.index,
+            self.identity,
+            identities,
+            secure.threshold,
+            self.site.policy_for(local.view).smallest_sum,
+        )
+        _keep_client(journal, client)
+        return client
+
+    def _meet(self, step: SecureStep, journal: RunJournal) -> Mapping[int, bytes]:
+        """The others' identities: one that was seen before stays, and new ones are told to be compared."""
+        known = _read(journal, "known.json", _Known) or _Known()
+        shown = step.identities or {}
+        changed = [index for index, key in shown.items() if known.identities.get(index, key) != key]
+        if changed:
+            raise ProtocolRefused(
+                f"the coordinator shows another identity key of client {changed[0]} than it did before"
+            )
+        for index in sorted(shown.keys() - known.identities.keys()):
+            fingerprint = format_fingerprint(identity_fingerprint(shown[index]) or "")
+            who = "this client" if index == step.index else f"client {index}"
+            self.reporter.say(f"{step.run}: {who} is known by the identity key {fingerprint}")
+        _keep(journal, "known.json", _Known(identities={**known.identities, **shown}))
+        return {index: bytes.fromhex(key) for index, key in shown.items()}
+
+    def _tell_weight(self, step: SecureStep, journal: RunJournal) -> None:
+        """Its own p_k in the newest round that took its update, which nobody else can know."""
+        summed = _read_summed(journal)
+        if not step.score_sum or summed.scored != step.last_aggregated_round:
+            return
+        weight = summed.score / step.score_sum
+        self.reporter.say(
+            f"{step.run} round {summed.scored}: own weight {weight:.4f} "
+            f"(score {summed.score:.4f} of {step.score_sum:.4f} in all); nobody else knows it"
+        )
+        own = {"score": summed.score, "score_sum": step.score_sum, "weight": weight}
+        self.record(f"kept here, own weight in {step.run} round {summed.scored}", own)
+
+    # ------------------------------------------------------------ 3 upload
+
+    def relative_size(self, assignment: Train, local: LocalRun) -> float:
+        """``omega_k = N n_k / sum_j n_j``, which the coordinator cannot tell."""
+        totals = _require_totals(assignment.totals)
+        return totals.clients * self._count_examples(local, assignment.index) / totals.examples
+
+    def check_train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
+        """Before anything is trained: the model is the one that all advertised, and the totals hold."""
+        _guarded(lambda: self._check_train(assignment, local, journal))
+
+    def _check_train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
+        _find_client(assignment, local, journal)
+        totals = _require_totals(assignment.totals)
+        own = self._find_own(local, assignment.index)
+        d = own.discrepancy if own.discrepancy is not None and math.isfinite(own.discrepancy) else 0.0
+        is_in = 0 in _read_summed(journal).disclosed  # who came later is in no totals
+        if is_in and (own.examples > totals.examples or d > totals.discrepancy + _TOLERANCE):
+            raise ProtocolRefused("the totals that the coordinator tells are below this site's own numbers")
+
+    def mask(
+        self, assignment: Train, local: LocalRun, journal: RunJournal, update: FinishedUpdate
+    ) -> tuple[Path, str, UpdateReport]:
+        """The finished update, times this site's score and masked: file, digest, and what is told with it."""
+        from shared.aggregation.secure_sums import Plan, score_of
+
+        config, totals = local.view.config, _require_totals(assignment.totals)
+        own = self._find_own(local, assignment.index)
+        score = score_of(config, own, Totals(totals.examples, totals.discrepancy))
+        client = _guarded(lambda: _find_client(assignment, local, journal))
+        roster = client.roster
+        members = 0 if roster is None else len(roster.members)
+        plan = Plan(config, local.workbench.algorithm, local.workbench.manifest, max(1, members))
+        model = journal.blob_path(assignment.model)
+        try:
+            vector = plan.encode(model, journal.folder / update.file, score, update.report.steps)
+        except ModelDiverged as error:
+            raise LocalFault(Fault(FaultCode.DIVERGED), str(error)) from error
+        written = self._hide(client, assignment.inbox, vector, journal)
+        summed = _read_summed(journal).model_copy(update={"scored": assignment.round, "score": score})
+        _keep(journal, "summed.json", summed)
+        return written.path, written.digest, UpdateReport(attempt=assignment.attempt, steps=0, examples=0)
+
+    def _upload_totals(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> None:
+        """This site's number of examples and its discrepancy, in the sum that ends enrolment."""
+        from shared.aggregation.secure_sums import encode_totals
+
+        client = _guarded(lambda: _find_client(step, local, journal))
+        vector = encode_totals(local.view.config, self._find_own(local, step.index))
+        written = self._hide(client, step.inbox, vector, journal)
+        report = UpdateReport(attempt=step.attempt, steps=0, examples=0)
+        try:
+            self.coordinator.upload(step.run, step.round, report, written.path, written.digest)
+        except UPLOAD_BREAKS as error:
+            raise describe_broken_upload(error, written.bytes) from error
+        self.reporter.say(f"{step.run}: sent examples and discrepancy, masked, for the sum over all trainers")
+
+    def _hide(self, client: Client, inbox: Inbox | None, vector: RingVector, journal: RunJournal) -> Written:
+        from shared.aggregation.secure_sums import write_vector
+
+        if inbox is None:
+            raise LocalFault(Fault(FaultCode.SUM_REFUSED), "the coordinator asks for an update without masks")
+        moved = _guarded(lambda: client.mask(inbox, vector))
+        _keep_client(journal, moved)
+        return write_vector(journal.folder / "masked.safetensors", vector)
+
+    def _find_own(self, local: LocalRun, index: int) -> Contribution:
+        asked = local.view.config.weighting.discrepancy
+        d = None
+        if asked is not None:
+            d = discrepancy(self.site.count_classes(local, index), asked.target, asked.metric)
+        return Contribution(index, self._count_examples(local, index), d)
+
+    def _count_examples(self, local: LocalRun, index: int) -> int:
+        return len(self.site.training_examples(local, index))
+
+
+Made = TypeVar("Made")
+
+
+def _guarded(work: Callable[[], Made]) -> Made:
+    """What the protocol refuses here ends the round for this site, and its log says why."""
+    try:
+        return work()
+    except (ProtocolRefused, AttemptAbandoned) as refused:
+        raise LocalFault(Fault(FaultCode.SUM_REFUSED), str(refused)) from refused
+
+
+def _attempt_of(asked: SecureStep | Train) -> Attempt:
+    return Attempt(run=asked.run, round=asked.round, attempt=asked.attempt)
+
+
+def _view_of(asked: SecureStep | Train, local: LocalRun) -> View:
+    """Digests of all that decides what this site adds: they must be the same for every member."""
+    view, totals = local.view, asked.totals
+    told = {
+        "config": view.config.model_dump(mode="json"),
+        "classes": list(view.classes),
+        "manifest": [spec.model_dump(mode="json") for spec in view.manifest],
+        "totals": None if totals is None else totals.model_dump(mode="json"),
+    }
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return View(model=asked.model, broadcast=asked.broadcast, config=digest)
+
+
+def _find_client(asked: SecureStep | Train, local: LocalRun, journal: RunJournal) -> Client:
+    """The keys of this attempt, if what is asked belongs to what was advertised with them."""
+    client = _read(journal, "secure.json", Client)
+    if client is None or client.attempt != _attempt_of(asked):
+        raise ProtocolRefused("this site has no keys of this attempt: its state folder is another one")
+    if client.view != _view_of(asked, local):
+        raise ProtocolRefused(
+            "the coordinator gives another model, configuration or totals than it had shown"
+        )
+    return client
+
+
+def _require_totals(totals: SumTotals | None) -> SumTotals:
+    if totals is None or totals.examples < 1:
+        raise LocalFault(Fault(FaultCode.SUM_REFUSED), "the coordinator tells no sums over all trainers")
+    return totals
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def _check_repeated(journal: RunJournal, client: Client) -> None:
+    """Two sums of one round that differ in one member would give that member's numbers away."""
+    before = _read_summed(journal).disclosed.get(client.attempt.round)
+    if before is not None and before != _disclosed_by(client):
+        raise ProtocolRefused(
+            f"this site has helped to unmask round {client.attempt.round} before, over other members or "
+            "other numbers: the difference of the two sums would tell somebody's"
+        )
+
+
+def _note_disclosed(journal: RunJournal, client: Client) -> None:
+    summed, number = _read_summed(journal), client.attempt.round
+    kept = {0: summed.disclosed[0]} if 0 in summed.disclosed else {}
+    disclosed = {**kept, number: _disclosed_by(client)}
+    _keep(journal, "summed.json", summed.model_copy(update={"disclosed": disclosed}))
+
+
+def _disclosed_by(client: Client) -> _Disclosed:
+    return _Disclosed(members=client.survivors or (), vector=client.vector_digest or "")
+
+
+def _read_summed(journal: RunJournal) -> _Summed:
+    return _read(journal, "summed.json", _Summed) or _Summed()
+
+
+Kept = TypeVar("Kept", bound=BaseModel)
+
+
+def _read(journal: RunJournal, name: str, kind: type[Kept]) -> Kept | None:
+    """None if there is no such file. One that cannot be read is a fault: a site might tell twice."""
+    try:
+        return kind.model_validate_json((journal.folder / name).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _keep_client(journal: RunJournal, client: Client) -> None:
+    _keep(journal, "secure.json", client)
+
+
+def _keep(journal: RunJournal, name: str, content: BaseModel) -> None:
+    replace_file(journal.folder / name, content.model_dump_json().encode(), mode=PRIVATE)
