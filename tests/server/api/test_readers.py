@@ -7,6 +7,7 @@ addresses are taken from the application, so that a new one is covered by being 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -58,7 +59,10 @@ class Story:
             return httpx.Response(answer.status_code, content=b"".join(pieces), request=answer.request)
 
     def found_in(self, text: str) -> set[str]:
-        return {value for value in self.planted if value in text}
+        """Whole numbers and texts: digits of a time or of another number are none of these."""
+        return {
+            value for value in self.planted if re.search(rf"(?<![\w.]){re.escape(value)}(?!\w|\.\d)", text)
+        }
 
 
 def token_of(client: ManualClient) -> str:
