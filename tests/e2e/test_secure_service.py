@@ -51,7 +51,12 @@ def test_the_digest_is_that_of_the_unmasked_simulation(system: Deployment, tmp_p
     assert system.digest("masked") == simulated(config, tmp_path)
 
 
-@pytest.mark.parametrize("algorithm", sorted(set(available()) - {"fedavg"}))
+OTHERS = sorted(set(available()) - {"fedavg"})
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=() if name == "scaffold" else pytest.mark.slow) for name in OTHERS]
+)
 def test_every_algorithm(algorithm: str, on_sqlite: Deployment, tmp_path: Path) -> None:
     config = secure_config(f"masked-{algorithm}", algorithm=algorithm, secure={"bits": 32})
     on_sqlite.create(config)
