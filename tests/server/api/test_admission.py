@@ -342,9 +342,9 @@ def test_a_join_token_with_a_name_is_for_that_client_alone(at: Live) -> None:
     other = at.http(token).post("/clients", json={"name": "south"})
     assert_refused(other, "wrong-name", "the join token is for the client 'north', not for 'south'")
     squatter = at.http(invite(at)).post("/clients", json={"name": "north"})
-    assert_refused(squatter, "name-taken", "is kept for the client of another join token")
+    assert_refused(squatter, "name-taken", "is kept, for the client of another join token")
     taken = at.admin.post("/join-tokens", json={"name": "north"})
-    assert_refused(taken, "name-taken", "is kept for another join token")
+    assert_refused(taken, "name-taken", "is kept, for another join token")
     assert join(at, token).name == "north"
     registered = at.admin.post("/join-tokens", json={"name": "north"})
     assert_refused(registered, "name-taken", "there is a client 'north' already")

@@ -26,7 +26,7 @@ def test_health_and_readiness(at: Live) -> None:
     assert http.get(f"{at.url}/healthz").json() == {"status": "ok", "version": VERSION, "checks": {}}
     ready = http.get(f"{at.url}/readyz")
     assert ready.json()["checks"] == dict.fromkeys(
-        ("database", "schema", "blobs", "background", "files", "aggregation"), "ok"
+        ("database", "schema", "blobs", "background", "files", "aggregation", "space"), "ok"
     )
     incoming = at.coordinator.blobs.folder / "incoming"
     incoming.rmdir()
