@@ -28,7 +28,7 @@ PAGES = {
     "problems": "/problems",
     "reference": "/docs",
 }
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 
 
 @contextmanager

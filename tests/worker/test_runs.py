@@ -73,7 +73,7 @@ def test_the_state_of_a_finished_run_is_removed_and_the_credential_kept(at: Live
     create(at, rounds=1, min_clients=1, weighting={"kind": "sizes"})
     assert worker(at, tmp_path, "site").join() == 0
     names = {path.name for path in (tmp_path / "site").rglob("*")}
-    assert names == {"credential.json", "lock", "runs", "told.jsonl"}
+    assert names == {"credential.json", "identity.key", "lock", "runs", "told.jsonl"}
 
 
 def test_a_second_start_needs_no_join_code(at: Live, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_start_that_cannot_work_ends_with_one_sentence(
     member = worker(at, tmp_path, "site", **more)
     assert member.join() == code
     assert words in member.log
-    assert len(member.log.splitlines()) <= 2
+    assert len(member.log.splitlines()) <= 3  # who it is, its identity, and the sentence
 
 
 def test_a_name_that_is_in_use_ends_the_start(at: Live, tmp_path: Path) -> None:
