@@ -38,6 +38,7 @@ def here(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Ite
 def sign_in(page: Any, here: Served) -> None:
     """By keyboard alone: the field has the focus."""
     page.goto(f"{here.base}/sign-in?next=/")
+    page.locator("input:focus").wait_for()  # a moment after the page is there
     page.keyboard.type(ADMIN_TOKEN)
     page.keyboard.press("Enter")
     page.get_by_text("Signed in as").wait_for()
