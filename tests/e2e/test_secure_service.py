@@ -213,12 +213,18 @@ def integers_in(value: object) -> set[int]:
     return set()
 
 
+def play_one_round(system: Deployment, config: RunConfig) -> None:
+    """Or a few more; the run is paused then, and no round is open."""
+    run = config.name
+    system.create(config)
+    system.wait_for(lambda: system.admin.run(run).completed_rounds >= 1, "round 1 is over")
+    system.admin.control(run, "pause")
+    system.wait_for(lambda: not is_open(system, run), "the open round is over")
+
+
 def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     config = secure_config("searched", rounds=20)
-    on_sqlite.create(config)
-    on_sqlite.wait_for(lambda: on_sqlite.admin.run("searched").completed_rounds >= 1, "round 1 is over")
-    on_sqlite.admin.control("searched", "pause")
-    on_sqlite.wait_for(lambda: not is_open(on_sqlite, "searched"), "the open round is over")
+    play_one_round(on_sqlite, config)
     sites = site_numbers(config, on_sqlite)
     hay, integers = haystack(on_sqlite, "searched"), stored_integers(on_sqlite, "searched")
     assert sum(site.examples for site in sites) in integers, "N is known"
@@ -233,10 +239,7 @@ def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     # the same search finds all of it where updates arrive in clear
     weighting = {"kind": "disco", "normalise": "all_clients", "on_all_zero": "raise"}
     clear = run_config("clear", rounds=20, weighting=weighting)
-    on_sqlite.create(clear)
-    on_sqlite.wait_for(lambda: on_sqlite.admin.run("clear").completed_rounds >= 1, "round 1 is over")
-    on_sqlite.admin.control("clear", "pause")
-    on_sqlite.wait_for(lambda: not is_open(on_sqlite, "clear"), "the open round is over")
+    play_one_round(on_sqlite, clear)
     shown = site_numbers(clear, on_sqlite)
     hay, integers = haystack(on_sqlite, "clear"), stored_integers(on_sqlite, "clear")
     for site in shown:

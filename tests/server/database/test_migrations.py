@@ -451,6 +451,17 @@ def test_participants_of_schema_0007_have_told_nothing_of_their_updates(empty_da
     engine.dispose()
 
 
+def insert_run(connection: sa.Connection, run: str, status: str) -> None:
+    """A run of two completed rounds, by the columns that schema 0008 and all later ones have."""
+    connection.execute(
+        sa.text(
+            "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
+            "initial_model, created_at) VALUES (:run, 1, :status, '{}', '[]', '[]', 2, :zeros, :at)"
+        ),
+        {"run": run, "status": status, "zeros": "0" * 64, "at": dt.datetime(2026, 11, 28, tzinfo=dt.UTC)},
+    )
+
+
 def test_runs_of_schema_0008_know_their_highest_attempt_and_keep_their_rounds(
     empty_database_url: str,
 ) -> None:
@@ -459,13 +470,7 @@ def test_runs_of_schema_0008_know_their_highest_attempt_and_keep_their_rounds(
     at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
     with engine.begin() as connection:
         for name in ("demo", "new"):
-            connection.execute(
-                sa.text(
-                    "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
-                    "initial_model, created_at) VALUES (:run, 1, 'running', '{}', '[]', '[]', 2, :zeros, :at)"
-                ),
-                {"run": name, "zeros": "0" * 64, "at": at},
-            )
+            insert_run(connection, name, "running")
         values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
         connection.execute(clients.insert().values(**values))
         common = {"run": "demo", "opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64}
@@ -505,13 +510,7 @@ def test_runs_of_schema_0009_are_not_put_away_and_none_was_deleted(empty_databas
     upgrade(empty_database_url, "0009")
     engine = make_engine(empty_database_url)
     with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
-                "initial_model, created_at) VALUES ('demo', 1, 'stopped', '{}', '[]', '[]', 2, :zeros, :at)"
-            ),
-            {"zeros": "0" * 64, "at": dt.datetime(2026, 11, 28, tzinfo=dt.UTC)},
-        )
+        insert_run(connection, "demo", "stopped")
     upgrade(empty_database_url, "0010")
     with engine.begin() as connection:
         assert connection.execute(sa.select(runs.c.run, runs.c.archived_at)).all() == [("demo", None)]
@@ -540,13 +539,7 @@ def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None
     upgrade(empty_database_url, "0010")
     engine = make_engine(empty_database_url)
     with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "INSERT INTO runs (run, version, status, config, classes, manifest, completed_rounds, "
-                "initial_model, created_at) VALUES ('demo', 1, 'running', '{}', '[]', '[]', 2, :zeros, :at)"
-            ),
-            {"zeros": "0" * 64, "at": dt.datetime(2026, 11, 28, tzinfo=dt.UTC)},
-        )
+        insert_run(connection, "demo", "running")
     upgrade(empty_database_url, "0011")
     with engine.begin() as connection:
         assert connection.execute(sa.select(runs.c.run, runs.c.revision)).all() == [("demo", 0)]
