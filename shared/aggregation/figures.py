@@ -37,19 +37,22 @@ class Move:
     start: float
 
 
-def measure_move(model: Path, update: Path, parameters: Sequence[TensorSpec]) -> Move:
-    """In float64, the same bits for any number of threads."""
-    squares = start = largest = 0.0
+def measure_move(
+    model: Path, update: Path, parameters: Sequence[TensorSpec], start: float | None = None
+) -> Move:
+    """In float64, the same bits for any number of threads. ``start`` is the model's norm, if it is known."""
+    squares = squares_of_start = largest = 0.0
     with wire.opened(model) as x, wire.opened(update) as y:
         for spec in parameters:
             before, after = (file.tensor(wire.MODEL, spec.name).reshape(-1) for file in (x, y))
             for first in range(0, before.numel(), CHUNK):
                 piece = before[first : first + CHUNK].double().numpy()
                 moved = after[first : first + CHUNK].double().numpy() - piece
-                start += float(np.einsum("c,c->", piece, piece))
+                if start is None:
+                    squares_of_start += float(np.einsum("c,c->", piece, piece))
                 squares += float(np.einsum("c,c->", moved, moved))
                 largest = max(largest, float(np.abs(moved).max()))
-    return Move(math.sqrt(squares), largest, math.sqrt(start))
+    return Move(math.sqrt(squares), largest, math.sqrt(squares_of_start) if start is None else start)
 
 
 def find_excess(move: Move, longest: float) -> str | None:

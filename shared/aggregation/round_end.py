@@ -141,7 +141,12 @@ def close_round(
 def _measure(model: Path, arrived: Sequence[Arrived], parameters: Sequence[TensorSpec]) -> dict[int, Move]:
     from shared.aggregation.figures import measure_move
 
-    return {update.info.index: measure_move(model, update.path, parameters) for update in arrived}
+    moves: dict[int, Move] = {}
+    start = None
+    for update in arrived:
+        move = moves[update.info.index] = measure_move(model, update.path, parameters, start)
+        start = move.start
+    return moves
 
 
 def _leave_out(arrived: Sequence[Arrived], beyond: Mapping[int, str]) -> list[LedgerEntry]:
