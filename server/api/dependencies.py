@@ -63,11 +63,7 @@ async def _require_role(coordinator: Parts, request: Request, role: UserRole) ->
     """The actor, if it has the role on the run of the address, or on all where there is none."""
     run = request.path_params.get("run")
     owner = await coordinator.guard.identify(read_bearer(request.headers.get("authorization")))
-    try:
-        return check_right(owner, role, run).actor
-    except Forbidden:
-        await coordinator.read_notes.add(describe_refusal(owner, request))
-        raise
+    return (await coordinator.read_notes.require_right(owner, role, run, request)).actor
 
 
 async def _require_admin(coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _ADMIN]) -> str:

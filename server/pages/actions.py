@@ -24,8 +24,7 @@ from server.pages.contexts import ActionPage, FormField
 from server.pages.offers import ACTIONS, REASON, ROUND, run_command
 from server.pages.routes import render_visit
 from server.pages.sign_in import FOREIGN, read_form
-from server.web.read_notes import describe_refusal
-from server.web.security import Visit, check_right
+from server.web.security import Visit
 from shared.config import describe_faults
 from shared.problems import Forbidden, InvalidRequest, NotFound, Problem
 from shared.schemas import ApprovalRequest, ControlRequest, EnrolmentView, RewindRequest, UserRole
@@ -263,11 +262,7 @@ async def require_form(coordinator: Coordinator, request: Request, run: str | No
     fields = await read_form(request)
     if not coordinator.sessions.is_own_form(request, fields.get("seal", "")):
         raise Forbidden(FOREIGN)
-    try:
-        person = check_right(visit.person, UserRole.OPERATOR, run)
-    except Forbidden:
-        await coordinator.read_notes.add(describe_refusal(visit.person, request))
-        raise
+    person = await coordinator.read_notes.require_right(visit.person, UserRole.OPERATOR, run, request)
     return Form(person.actor, fields)
 
 

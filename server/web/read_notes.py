@@ -11,8 +11,9 @@ from typing import Any
 from cachetools import TTLCache
 from starlette.requests import Request
 
-from server.web.security import ANYBODY, KnownClient, Owner, Person
-from shared.problems import ServiceFault
+from server.web.security import ANYBODY, KnownClient, Owner, Person, check_right
+from shared.problems import Forbidden, ServiceFault
+from shared.schemas import UserRole
 
 __all__ = ["Note", "ReadNotes", "describe_read", "describe_refusal"]
 
@@ -64,6 +65,14 @@ class ReadNotes:
         except ServiceFault as fault:
             self._noted.pop(note, None)
             log.error("not in the audit log: %s %s %s: %s", note.actor, note.action, note.what, fault.detail)
+
+    async def require_right(self, owner: Owner, role: UserRole, run: str | None, request: Request) -> Person:
+        """As :func:`check_right`; who is refused is noted with what was tried."""
+        try:
+            return check_right(owner, role, run)
+        except Forbidden:
+            await self.add(describe_refusal(owner, request))
+            raise
 
 
 def describe_refusal(owner: Owner, request: Request) -> Note:

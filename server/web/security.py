@@ -301,10 +301,6 @@ class Guard:
         """Raises WrongToken and RevokedToken."""
         return await self._identify_hash(hash_token(token))
 
-    async def require_person(self, token: str, role: UserRole, run: str | None) -> Person:
-        """Who may act in this role on this run (None: on all). Forbidden for everybody else."""
-        return check_right(await self.identify(token), role, run)
-
     async def require_client(self, token: str) -> str:
         """The id of the client that owns the token; WrongToken for a person's, too."""
         owner = await self.identify(token)

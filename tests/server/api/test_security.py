@@ -18,6 +18,7 @@ from server.web.security import (
     Guard,
     KnownClient,
     Person,
+    check_right,
     hash_token,
     load_admin_token,
     make_token,
@@ -79,11 +80,11 @@ def test_missing_wrong_and_revoked_are_told_apart() -> None:
 def test_a_client_is_not_the_admin() -> None:
     found = guard(Clients(anna=False))
     for role in UserRole:
-        assert asyncio.run(found.require_person(ADMIN, role, None)).actor == "admin"
+        assert check_right(asyncio.run(found.identify(ADMIN)), role, None).actor == "admin"
         with pytest.raises(Forbidden, match="anna"):
-            asyncio.run(found.require_person("anna", role, None))
+            check_right(asyncio.run(found.identify("anna")), role, None)
         with pytest.raises(WrongToken):
-            asyncio.run(found.require_person("nobody", role, "demo"))
+            check_right(asyncio.run(found.identify("nobody")), role, "demo")
     with pytest.raises(WrongToken):
         asyncio.run(found.require_client(ADMIN))
 
