@@ -13,7 +13,16 @@ from server.database.configs import Configs
 from server.database.runs import final_model
 from server.database.session import Reading
 from server.database.step.load import load
-from server.database.tables import blobs, clients, enrolments, evaluations, participants, rounds, runs
+from server.database.tables import (
+    are_of_one_attempt,
+    blobs,
+    clients,
+    enrolments,
+    evaluations,
+    participants,
+    rounds,
+    runs,
+)
 from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.schemas import (
     Assignment,
@@ -40,14 +49,7 @@ _aggregated = participants.alias("aggregated")
 _completed = rounds.alias("completed")
 _LAST_AGGREGATED = (
     sa.select(sa.func.coalesce(sa.func.max(_aggregated.c.round), 0))
-    .join(
-        _completed,
-        sa.and_(
-            _completed.c.run == _aggregated.c.run,
-            _completed.c.round == _aggregated.c.round,
-            _completed.c.attempt == _aggregated.c.attempt,
-        ),
-    )
+    .join(_completed, are_of_one_attempt(_completed, _aggregated))
     .where(
         _completed.c.status == RoundStatus.COMPLETED,  # and not gone back behind since
         _aggregated.c.run == participants.c.run,
@@ -85,14 +87,7 @@ _TRAIN = (
         _LAST_AGGREGATED.label("last_aggregated_round"),
         _IS_LOST.label("again"),
     )
-    .join(
-        rounds,
-        sa.and_(
-            rounds.c.run == participants.c.run,
-            rounds.c.round == participants.c.round,
-            rounds.c.attempt == participants.c.attempt,
-        ),
-    )
+    .join(rounds, are_of_one_attempt(rounds, participants))
     .join(runs, runs.c.run == participants.c.run)
     .where(
         participants.c.client == _CLIENT,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from server.database.configs import require_run
 from server.database.evaluations import list_evaluations
 from server.database.session import Reading, Writing
-from server.database.tables import participants, rounds
+from server.database.tables import are_of_one_attempt, participants, rounds
 from shared.problems import NotFound
 from shared.schemas import (
     EvaluationView,
@@ -152,14 +152,7 @@ def read_receipt(connection: Reading, run: str, number: int, client: str) -> Rec
     """Of the client's newest update to the round; with its row of the ledger once there is one."""
     statement = (
         sa.select(participants, rounds.c.status.label("round_status"))
-        .join(
-            rounds,
-            sa.and_(
-                rounds.c.run == participants.c.run,
-                rounds.c.round == participants.c.round,
-                rounds.c.attempt == participants.c.attempt,
-            ),
-        )
+        .join(rounds, are_of_one_attempt(rounds, participants))
         .where(
             participants.c.run == run,
             participants.c.round == number,
@@ -203,12 +196,7 @@ def list_collecting(connection: Reading) -> list[tuple[str, dt.datetime]]:
 
 _IS_COLLECTING = (
     sa.select(rounds.c.run)
-    .where(
-        rounds.c.run == participants.c.run,
-        rounds.c.round == participants.c.round,
-        rounds.c.attempt == participants.c.attempt,
-        rounds.c.status == RoundStatus.COLLECTING,
-    )
+    .where(are_of_one_attempt(rounds, participants), rounds.c.status == RoundStatus.COLLECTING)
     .exists()
 )
 _HEARTBEAT = participants.update().where(

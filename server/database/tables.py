@@ -14,6 +14,7 @@ from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus
 __all__ = [
     "UtcDateTime",
     "Words",
+    "are_of_one_attempt",
     "audit_log",
     "blobs",
     "clean_text",
@@ -373,3 +374,8 @@ audit_log = sa.Table(
     _column("entry", sa.Text, comment="JSON, byte for byte as it was hashed; holds the hash before it"),
     _column("hash", Sha256, comment="SHA-256 of the entry"),
 )
+
+
+def are_of_one_attempt(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Rows of two tables that belong to one attempt of a round: equal run, round and attempt."""
+    return sa.and_(*(one.c[name] == other.c[name] for name in ("run", "round", "attempt")))

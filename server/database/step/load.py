@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from server.database.configs import Configs, no_such_run
 from server.database.session import Reading
-from server.database.tables import enrolments, evaluations, participants, rounds, runs
+from server.database.tables import are_of_one_attempt, enrolments, evaluations, participants, rounds, runs
 from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
 from shared.config import RunConfig
 from shared.schemas import EvaluationView, Role, SumTotals
@@ -95,15 +95,7 @@ _ROUND = (
         participants.c.update,
         participants.c.answered,
     )
-    .join_from(
-        _NEWEST,
-        participants,
-        sa.and_(
-            participants.c.run == _NEWEST.c.run,
-            participants.c.round == _NEWEST.c.round,
-            participants.c.attempt == _NEWEST.c.attempt,
-        ),
-    )
+    .join_from(_NEWEST, participants, are_of_one_attempt(participants, _NEWEST))
     .order_by(participants.c.index)
 )
 
