@@ -11,8 +11,8 @@ WORKERS ?= 2
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
 
-demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about a minute)
-	@$(BIN)/python -m feddisco demo $(if $(PORT),--port $(PORT))
+demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about a minute); SECURE=1: by secure sums
+	@$(BIN)/python -m feddisco demo $(if $(PORT),--port $(PORT)) $(if $(SECURE),--secure)
 
 test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
 	@tools/system-packages.sh

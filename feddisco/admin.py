@@ -102,6 +102,13 @@ class AdminClient(CoordinatorClient):
         body = self._call("GET", path, params={"after": after}, longest=LONG_BYTES)
         return answers.parse(_EVENTS, body, "a list of events")
 
+    def whole_log(self, run: str) -> list[EventView]:
+        """All of a run's events, read in pages."""
+        found: list[EventView] = []
+        while page := self.log(run, found[-1].id if found else 0):
+            found += page
+        return found
+
     def create(self, request: RunRequest) -> RunView:
         """Waits for minutes: a coordinator that has just started imports PyTorch to build the model."""
         timeout = httpx.Timeout(10.0, read=180.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from shared.schemas import (
     Deletion,
     EnrolmentView,
     EvaluationView,
+    EventView,
     JoinToken,
     LedgerRow,
     RoundStatus,
@@ -24,6 +26,7 @@ from shared.schemas import (
     RunStatus,
     RunSummary,
     RunView,
+    SumTotals,
     UserView,
 )
 from shared.texts import escape_controls
@@ -38,6 +41,8 @@ __all__ = [
     "print_ledger",
     "print_run",
     "print_runs",
+    "print_steps",
+    "print_sums",
     "print_users",
     "print_waiting",
     "say",
@@ -176,6 +181,52 @@ def print_ledger(rows: Sequence[LedgerRow], title: str) -> None:
             for row in rows
         ),
     )
+
+
+_STEPS = {
+    "advertise": "public keys, signed with identity keys",
+    "share": "each key split among the others, sealed",
+    "upload": "training, and the update under masks",
+    "agree": "signatures under whose uploads are in the sum",
+    "unmask": "the shares that remove the masks of the sum",
+}
+
+
+def print_steps(events: Sequence[EventView]) -> None:
+    """The steps of a run's secure sums: what clients send in each, and how long it took, from its log."""
+    seconds: dict[str, list[float]] = {step: [] for step in _STEPS}
+    step, since = "", None
+    for event in events:
+        if event.kind in ("step_opened", "round_closed") and since is not None:
+            seconds[step].append((event.at - since).total_seconds())
+        if event.kind in ("round_opened", "step_opened"):
+            step, since = event.detail.get("step", "advertise"), event.at
+        elif event.kind in ("round_closed", "round_abandoned"):
+            since = None
+    rows = (
+        (name, words, str(len(taken)), f"{statistics.fmean(taken):.2f}" if taken else "")
+        for (name, words), taken in zip(_STEPS.items(), seconds.values(), strict=True)
+    )
+    title = "Steps of the secure sums: that over all trainers, then one a round"
+    _print_table(title, "step", "what clients send", "sums", "seconds (mean)", rows=rows)
+
+
+def print_sums(totals: SumTotals | None, round: RoundView) -> None:
+    """All that the coordinator knows of a secure run's trainers and of a round's updates."""
+    rows: list[tuple[str, str]] = []
+    if totals is not None:
+        rows += [
+            ("trainers in the first sum", str(totals.clients)),
+            ("N, their examples", str(totals.examples)),
+            ("D, their discrepancies", f"{totals.discrepancy:.4f}"),
+        ]
+    if round.secure is not None:
+        rows += [
+            (f"updates in the sum of round {round.round}", str(round.secure.survivors)),
+            ("sum of their scores", _format_share(round.secure.score)),
+            ("numbers cut to secure.clip", str(round.secure.clipped)),
+        ]
+    _print_table("All that the coordinator knows: sums", "sum", "value", rows=rows)
 
 
 def print_accuracy(evaluation: EvaluationView, title: str) -> None:

@@ -21,7 +21,7 @@ from types import FrameType
 import httpx
 
 from feddisco.admin import AdminClient, load_config, make_run_request
-from feddisco.console import find_newest, follow, print_accuracy, print_ledger, say
+from feddisco.console import find_newest, follow, print_accuracy, print_ledger, print_steps, print_sums, say
 from feddisco.record import write_record
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -89,13 +89,14 @@ def run_demo(
     database_url: str | None = None,
     keep: Path | None = None,
     save: Path | None = None,
+    secure: bool = False,
 ) -> int:
     """Train, print, and on a terminal go on serving the page until Ctrl-C. Returns the exit code.
 
     ``source`` is ``demo`` or a configuration file with a partition; ``data`` is where its data lie;
-    ``save`` takes the whole run as JSON.
+    ``save`` takes the whole run as JSON; with ``secure`` the coordinator learns sums alone.
     """
-    config = load_config(source, **({} if rounds is None else {"rounds": rounds}))
+    config = _read_config(source, rounds, secure=secure)
     if config.partition is None:
         raise InvalidConfiguration(
             f"{source}: partition is missing, so the workers would not know how to split the data.",
@@ -112,6 +113,14 @@ def run_demo(
         except KeyboardInterrupt:
             say("\nStopped.")
             return 130
+
+
+def _read_config(source: str, rounds: int | None, *, secure: bool) -> RunConfig:
+    changes = {} if rounds is None else {"rounds": rounds}
+    config = load_config(source, **changes)
+    if secure and config.secure is None:
+        return load_config(source, **changes, secure={})
+    return config
 
 
 def _train(
@@ -134,7 +143,7 @@ def _train(
         if status is not RunStatus.COMPLETED:
             say(f"The run is {status.value}: {client.run(config.name).reason}")
             return 1
-        _print_summary(client, config.name, time.monotonic() - began)
+        _print_summary(client, processes, config, time.monotonic() - began)
         if save is not None:
             write_record(client, config.name, save)
     _keep_serving(url)
@@ -154,15 +163,30 @@ def _report(processes: Processes, line: str) -> None:
         )
 
 
-def _print_summary(client: AdminClient, run: str, seconds: float) -> None:
-    last = find_newest(client.rounds(run))
+def _print_summary(client: AdminClient, processes: Processes, config: RunConfig, seconds: float) -> None:
+    last = find_newest(client.rounds(config.name))
     if last is None:
         return
-    print_ledger(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
+    if config.secure is None:
+        print_ledger(last.ledger, f"Ledger of round {last.round}: p_k = max(n_k - a d_k + b, 0) / sum")
+    else:
+        print_steps(client.whole_log(config.name))
+        print_sums(client.run(config.name).totals, last)
+        _print_own_weights(processes, config.min_clients)
     for evaluation in last.evaluations:
         print_accuracy(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
     say(f"Final model sha256 {last.scored_model}")
     say(f"{last.round} rounds in {seconds:.1f} s, including the start of all processes.")
+
+
+def _print_own_weights(processes: Processes, workers: int) -> None:
+    """What each worker wrote to its own log, and to nobody else."""
+    say("What each worker knows alone, from its own log:", "bold")
+    for index in range(workers):
+        name = f"client-{index + 1}"
+        text = (processes.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        own = [line for line in text.splitlines() if "own weight" in line]
+        say(f"{name}  {own[-1] if own else 'no weight yet'}")
 
 
 def _keep_serving(url: str) -> None:

@@ -276,12 +276,25 @@ def demo(
         Path | None, typer.Option(help="Folder for everything that is written; it is kept.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the whole run to this file, as JSON.")] = None,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="Secure sums: the coordinator learns nothing of a single worker."),
+    ] = False,
 ) -> None:
     """Run a coordinator, an evaluator and workers on this machine, by default on images of digits."""
     from feddisco.demo import run_demo
 
     raise typer.Exit(
-        run_demo(config, port=port, rounds=rounds, data=data, database_url=database_url, keep=keep, save=save)
+        run_demo(
+            config,
+            port=port,
+            rounds=rounds,
+            data=data,
+            database_url=database_url,
+            keep=keep,
+            save=save,
+            secure=secure,
+        )
     )
 
 

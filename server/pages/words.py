@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from server.web.security import Person
+from shared.fingerprints import format_fingerprint
 from shared.left_out import Reason
 from shared.schemas import EnrolmentView
 
@@ -218,5 +219,6 @@ FILTERS = {
     "plain": plain,
     "sentence": sentence,
     "size": size,
+    "telephone": format_fingerprint,
     "tone": tone,
 }

@@ -35,6 +35,20 @@ def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert re.search(r"Final model sha256 [0-9a-f]{64}", lines)
 
 
+def test_the_secure_demo_ends_with_the_same_table_and_shows_its_steps(tmp_path: Path) -> None:
+    with demo(tmp_path, "--port", "0", "--rounds", "2", "--secure") as started:
+        assert started.wait() == 0, started.output
+    lines = started.output
+    assert re.search(r"round +2/2 +accuracy +[4-9]\d\.\d\d % ", lines), "a guess would have 10 %"
+    assert re.search(r"│ all +│ +\d+\.\d\d % │", lines)
+    for step in ("advertise", "share", "upload", "agree", "unmask"):
+        assert re.search(rf"│ {step} +│ .* │ +3 │ +\d+\.\d\d │", lines), "the first sum and two rounds"
+    assert re.search(r"│ N, their examples +│ +\d{4} │", lines)
+    assert "d_k" not in lines
+    own = re.findall(r"client-\d .*own weight (\d\.\d{4})", lines)
+    assert sorted(own) == ["0.1515"] * 5 + ["0.2424"], "each from its own log alone"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path, "--port", "0") as started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import re
@@ -17,11 +18,13 @@ from server.pages.clients_page import draw_code, read_invitation, write_command
 from server.pages.create_page import next_name, write_short
 from server.pages.offers import ACTIONS, run_command
 from shared.config import RunConfig
+from shared.fingerprints import format_fingerprint
 from shared.join_codes import read_join_code
 from shared.problems import InvalidRequest
 from shared.run_files import read_config, write_config
 from shared.schemas import Role
-from tests.helpers.live_coordinator import ADMIN, TASK, Live, file_of, live, sha256
+from shared.secure.keys import identity_of, make_identity
+from tests.helpers.live_coordinator import ADMIN, JOIN, TASK, Live, file_of, live, sha256
 from tests.helpers.page_reading import Html
 
 VIEWER = "viewer-token-of-the-tests"
@@ -347,6 +350,15 @@ def test_a_site_is_invited_with_one_string(at: Live) -> None:
     number = at.admin.get("/join-tokens").json()[-1]["id"]
     assert olga.send(f"/join-tokens/{number}/revoke", form="/clients").status_code == 303
     assert at.admin.get("/join-tokens").json()[-1]["revoked_at"] is not None
+
+
+def test_the_clients_page_has_fingerprints_to_compare_by_telephone(at: Live) -> None:
+    olga, key = add(at, "olga", "operator"), identity_of(make_identity()).hex()
+    at.site("otto")
+    assert at.http(JOIN).post("/clients", json={"name": "anna", "identity": key}).status_code == 201
+    rows = {row[0]: row[-1] for row in Html(olga.get("/clients").text).tables[0]}
+    assert rows["anna"] == format_fingerprint(hashlib.sha256(bytes.fromhex(key)).hexdigest())
+    assert rows["otto"] == "none"
 
 
 @pytest.mark.parametrize(
