@@ -306,6 +306,25 @@ _FEDLWS = WeightingWords(
 )
 
 
+def _nash_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Any) -> str:
+    if row.score is None or row.score <= 0:
+        return f"Its update does not move the model; weight {percent(row.weight, 2)}."
+    return f"α {_divided(row, rows).removeprefix('= ')}"
+
+
+_NASHMTL = WeightingWords(
+    name="Nash-MTL",
+    formula="pₖ = αₖ ÷ sum over the round; αₖ × (updateₖ · Σ αⱼ × updateⱼ) = 1 for every client",
+    legend=(
+        "The mean update goes where the product of all clients' gains is largest: Nash's solution of a "
+        "bargain over its direction. A client's gain is the inner product of its update with the mean "
+        "update. Sizes do not matter."
+    ),
+    sentence=_nash_sentence,
+    columns=(Column("αₖ", _SCORE.value), Column("Gain", _detail("gain"))),
+)
+
+
 # ---------------------------------------------------------------- counts, data: in a simulation only
 
 
@@ -369,6 +388,7 @@ WORDS: Final[Mapping[str, WeightingWords]] = {
     "fedawa": _FEDAWA,
     "fedlws": _FEDLWS,
     "fedlaw": _FEDLAW,
+    "nashmtl": _NASHMTL,
 }
 
 

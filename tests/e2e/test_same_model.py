@@ -106,7 +106,7 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
 
 
 # those that remember rounds, ask for losses, or look at updates; Disco is what the algorithms run with
-WEIGHTINGS = ("entropy", "fedadp", "fedawa", "feddgga", "fedlws", "qfedavg")
+WEIGHTINGS = ("entropy", "fedadp", "fedawa", "feddgga", "fedlws", "nashmtl", "qfedavg")
 KINDS = (*available(), GENTLE_START, *WEIGHTINGS)
 
 

@@ -35,6 +35,7 @@ from shared.weightings.feddgga import FedDgGaWeighting
 from shared.weightings.fedlaw import FedLawWeighting
 from shared.weightings.fedlws import FedLwsWeighting
 from shared.weightings.fedpals import FedPalsWeighting, minimise_over_simplex
+from shared.weightings.nashmtl import NashMtlWeighting, solve_bargain
 from shared.weightings.own import OwnWeighting
 from shared.weightings.qfedavg import QFedAvgWeighting
 from tests.helpers.weighting_rounds import LinearProxy, flat, round_of, vectors
@@ -268,6 +269,56 @@ def test_fedawa_by_autograd_on_the_vectors(steps: int, distance: Any) -> None:
         weighed = weighting.weigh(round_of(x, moved, sizes, memory=memory))
         memory = dict(weighed.memory)
         assert weights_of(weighed) == pytest.approx(torch.softmax(logits, dim=0).tolist(), abs=1e-9)
+
+
+@given(st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_nash_mtl_is_where_the_product_of_gains_is_largest(clients: int, seed: int) -> None:
+    """On the vectors: alpha_k (g_k . sum_j alpha_j g_j) = 1, and no direction of that length gains more."""
+    random = np.random.default_rng(seed)
+    updates = random.normal(size=(clients, 12)) * random.lognormal(sigma=2, size=(clients, 1))
+    alpha = solve_bargain(updates @ updates.T)
+    assert (alpha > 0).all()
+    agreed = alpha @ updates
+    assert alpha * (updates @ agreed) == pytest.approx(np.ones(clients), abs=1e-5)
+    best = float(np.log(updates @ agreed).sum())
+    for _ in range(20):
+        other = agreed + random.normal(size=12) * np.linalg.norm(agreed) * 10 ** random.uniform(-4, 0)
+        gains = updates @ (other * np.linalg.norm(agreed) / np.linalg.norm(other))
+        assert (gains <= 0).any() or float(np.log(gains).sum()) <= best + 1e-6
+
+
+def test_nash_mtl_by_gradient_descent_on_the_vectors() -> None:
+    """Another way to the same weights: ascent of the sum of logarithms of gains over unit directions."""
+    x, moved = vectors(4, seed=5)
+    updates = torch.from_numpy(np.stack([flat(y) - flat(x) for y in moved]))
+    direction = (updates / updates.norm(dim=1, keepdim=True)).sum(dim=0).requires_grad_()
+    ascent = torch.optim.LBFGS([direction], max_iter=500, tolerance_grad=1e-12, tolerance_change=0)
+
+    def objective() -> torch.Tensor:
+        ascent.zero_grad()
+        loss = -torch.log(updates @ (direction / direction.norm())).sum()
+        torch.autograd.backward(loss)
+        return loss
+
+    ascent.step(objective)
+    unit = (direction / direction.norm()).detach()
+    scores = 1 / (updates @ unit)  # the bargain's condition, for a direction of unit length
+    weighed = NashMtlWeighting().weigh(round_of(x, moved, [10, 900, 20, 5]))
+    assert weights_of(weighed) == pytest.approx((scores / scores.sum()).tolist(), abs=1e-6)
+    mean = np.array(weights_of(weighed)) @ updates.numpy()
+    assert float(mean @ unit.numpy() / np.linalg.norm(mean)) == pytest.approx(1)
+    assert [row.details["gain"] for row in weighed.rows] == pytest.approx((updates.numpy() @ mean).tolist())
+
+
+def test_nash_mtl_where_there_is_nothing_to_agree_on() -> None:
+    """Updates that cancel each other leave the model where it is; who did not move has no weight."""
+    x = {"only": np.zeros(3)}
+    ahead, behind, still = ({"only": np.array([v, 0.0, 0.0])} for v in (1.0, -2.0, 0.0))
+    weighed = NashMtlWeighting().weigh(round_of(x, [ahead, behind, still], [1, 1, 1]))
+    assert weights_of(weighed) == pytest.approx([2 / 3, 1 / 3, 0])
+    assert [row.reason for row in weighed.rows] == [None, None, "its update does not move the model"]
+    nobody = NashMtlWeighting().weigh(round_of(x, [still, still], [1, 3]))
+    assert weights_of(nobody) == [0.5, 0.5]
 
 
 def test_fedlws_layer_by_layer() -> None:

@@ -88,6 +88,25 @@ def test_q_fedavg_shortens_the_step_and_says_so(database_url: str, tmp_path: Pat
     assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 1)[0]
 
 
+def test_nash_mtl_bargains_in_the_service_and_leaves_out_who_did_not_move(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Parallel updates of lengths 1 and 2 (times 17 numbers): alpha as 2 to 1, whatever the sizes."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=3, rounds=1, weighting={"kind": "nashmtl"})
+        clients = enrol(at, 10, 30, 20)
+        for value, client in enumerate(clients):
+            client.until("train")
+            assert client.upload("demo", 1, file_of(float(value))).status_code == 200
+        at.wait_for(lambda: at.run()["completed_rounds"] >= 1)
+        ledger = at.admin.get("/runs/demo/rounds/1").json()["ledger"]
+        assert [row["weight"] for row in ledger] == pytest.approx([0, 2 / 3, 1 / 3], abs=1e-7)
+        assert ledger[0]["reason"] == "its update does not move the model"
+        assert [row["details"]["gain"] for row in ledger] == pytest.approx([0, 17 * 4 / 3, 17 * 8 / 3])
+        assert "Gain" in at.http().get(f"{at.url}/runs/demo/rounds/1").text
+    assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 1)[0]
+
+
 def test_a_client_that_tells_no_loss_is_left_out_with_the_reason(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
         at.create(min_clients=2, rounds=1, weighting={"kind": "qfedavg"})
@@ -149,7 +168,7 @@ def test_a_weighting_of_ones_own_is_served(database_url: str, tmp_path: Path) ->
 def test_updates_of_which_nobody_moved(database_url: str, tmp_path: Path) -> None:
     """Angles and distances of vectors of length 0: equal sizes, equal weights, and the model stays."""
     with live(database_url, tmp_path / "data") as at:
-        for kind in ("fedadp", "fedawa", "fedlws"):
+        for kind in ("fedadp", "fedawa", "fedlws", "nashmtl"):
             at.create(kind, min_clients=1, rounds=1, weighting={"kind": kind})
             client = at.site(f"of-{kind}")
             assert client.enrol(kind, 10).status_code == 200
