@@ -173,7 +173,10 @@ class _Report:
 
     def _distances(self, counts: list[int]) -> Iterator[str]:
         asked = self.config.weighting.discrepancy if self.config is not None else None
-        target = "uniform" if asked is None else asked.target
+        if asked is not None and asked.target == "global":
+            yield "discrepancy d: known once the label counts of all sites have been summed (target global)"
+            return
+        target = "uniform" if asked is None else asked.resolve(None)
         for metric in get_args(Metric) if asked is None else (asked.metric,):
             yield f"discrepancy d ({metric}, target {target}): {discrepancy(counts, target, metric):.6g}"
 

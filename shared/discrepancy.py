@@ -42,6 +42,8 @@ def discrepancy(
     >>> discrepancy([5, 5, 0, 0], "uniform")
     0.6931471805599453
     """
+    if isinstance(target, str) and target != "uniform":
+        raise InvalidConfiguration(f"the target {target!r} is no distribution: give one share a class")
     local = _distribution(counts, "the counts", InvalidRequest)
     wanted = (
         np.full(len(local), 1 / len(local))

@@ -444,6 +444,9 @@ class SumTotals(View):
     clients: int
     examples: int
     discrepancy: float
+    counts: tuple[int, ...] | None = Field(
+        None, description="examples of each class, where the run's target is global"
+    )
 
 
 class Progress(Body):

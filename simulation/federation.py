@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from shared.schemas import Metrics
     from shared.training.workbench import Workbench
     from shared.weightings import LedgerEntry
+    from shared.weightings.base import Target
     from shared.wire import Written
     from simulation.engines import Engine
     from simulation.jobs import ClientResult
@@ -105,6 +106,7 @@ class Federation:
         self._workbench = workbench
         self._sizes = [len(workbench.training_examples(index)) for index in range(workbench.clients)]
         self._needs = load_weighting(config.weighting).needs
+        self._target = self._find_target()
         self._known = [self._contribution(index) for index in range(workbench.clients)]
         self._proxy = self._find_proxy()
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config, masked=False))
@@ -177,11 +179,26 @@ class Federation:
                 hint="Set min_clients to the number of clients of the partition, and autostart to true.",
             )
 
+    @property
+    def _has_global_target(self) -> bool:
+        asked = self.config.weighting.discrepancy
+        return asked is not None and asked.target == "global"
+
+    def _find_target(self) -> Target | None:
+        """What the discrepancies are measured to; of all clients together where it is global."""
+        asked = self.config.weighting.discrepancy
+        if asked is None:
+            return None
+        if not self._has_global_target:
+            return asked.resolve(None)
+        counts = [self._workbench.class_counts(index) for index, size in enumerate(self._sizes) if size]
+        return asked.resolve([int(sum(column)) for column in zip(*counts, strict=True)])
+
     def _discrepancy(self, index: int) -> float | None:
         asked = self.config.weighting.discrepancy
-        if asked is None or not self._sizes[index]:
+        if asked is None or self._target is None or not self._sizes[index]:
             return None
-        return discrepancy(self._workbench.class_counts(index), asked.target, asked.metric)
+        return discrepancy(self._workbench.class_counts(index), self._target, asked.metric)
 
     # ------------------------------------------------------------ a round
 
@@ -239,7 +256,7 @@ class Federation:
 
     def _contribution(self, index: int) -> Contribution:
         counts = None
-        if Need.COUNTS in self._needs and self._sizes[index]:
+        if (Need.COUNTS in self._needs or self._has_global_target) and self._sizes[index]:
             counts = tuple(self._workbench.class_counts(index))
         return Contribution(index, self._sizes[index], self._discrepancy(index), counts)
 

@@ -58,7 +58,7 @@ class Rule:
     grade: Grade | Literal["none"]
     epsilon: float = 1.0
     metrics: tuple[Metric, ...] = ("kl",)
-    targets: tuple[Literal["uniform", "explicit"], ...] = ("uniform", "explicit")
+    targets: tuple[Literal["uniform", "explicit", "global"], ...] = ("uniform", "explicit")
     dealt: bool = False
 
 

@@ -130,7 +130,7 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
     masked = role is Role.TRAINER and local.view.config.secure is not None
     asked = local.view.config.weighting.discrepancy
     if role is Role.TRAINER and asked is not None and not masked:
-        _answer(local, index, asked.metric, asked.target, site)  # or the run is declined, now
+        _answer(local, index, asked.metric, asked.resolve(None), site)  # or the run is declined, now
     return EnrolmentRequest(
         role=role,
         task=site.settings.task,

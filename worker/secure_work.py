@@ -6,6 +6,7 @@
     STATE/runs/RUN/secure.json     keys of the newest attempt (mode 0600), on disk before any answer is sent
     STATE/runs/RUN/known.json      the others' public identity keys, as this site first saw them
     STATE/runs/RUN/summed.json     which sums this site has helped to unmask, and its score in the newest one
+    STATE/label-sums.json          over which sites the label counts here were summed, for a global target
 
 A killed worker goes on from these: it gives the same answer to the same step, and never other numbers under
 the same masks.
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["SecureWork"]
 
 
-_TOLERANCE = 2.0**-30
-"""Totals are sums of discrepancies in steps of 2^-40."""
+_TOLERANCE = 2.0**-20
+"""Totals are sums of discrepancies, or of shares of classes, in steps of 2^-40."""
+_LABEL_SUMS = "label-sums.json"
 
 
 class _Disclosed(Frozen):
@@ -65,6 +67,12 @@ class _Summed(Frozen):
     disclosed: dict[int, _Disclosed] = Field(default_factory=dict)
     scored: int = 0
     score: float = 0.0
+
+
+class _LabelSums(Frozen):
+    """``members`` of the sum of label counts, by their public identity keys; by what tells the data."""
+
+    members: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class _Known(Frozen):
@@ -104,6 +112,7 @@ class SecureWork:
         if step.step == "agree" and step.survivors is not None:
             moved, agreement = client.agree(step.survivors)
             _check_repeated(journal, moved)
+            self._check_label_sums(step, local, moved)
             _keep_client(journal, moved)
             return agreement
         if step.step == "unmask" and step.agreements is not None:
@@ -118,7 +127,7 @@ class SecureWork:
     def _begin(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> Client:
         """Fresh keys for a fresh attempt; the same ones if it is asked again."""
         attempt = _attempt_of(step)
-        kept = _read(journal, "secure.json", Client)
+        kept = _read(journal.folder / "secure.json", Client)
         if kept is not None and kept.attempt == attempt:
             return kept
         newest = max(_read_summed(journal).disclosed, default=0)
@@ -143,7 +152,7 @@ class SecureWork:
 
     def _meet(self, step: SecureStep, journal: RunJournal) -> Mapping[int, bytes]:
         """The others' identities: one that was seen before stays, and new ones are told to be compared."""
-        known = _read(journal, "known.json", _Known) or _Known()
+        known = _read(journal.folder / "known.json", _Known) or _Known()
         shown = step.identities or {}
         changed = [index for index, key in shown.items() if known.identities.get(index, key) != key]
         if changed:
@@ -154,7 +163,7 @@ class SecureWork:
             fingerprint = format_fingerprint(identity_fingerprint(shown[index]) or "")
             who = "this client" if index == step.index else f"client {index}"
             self.reporter.say(f"{step.run}: {who} is known by the identity key {fingerprint}")
-        _keep(journal, "known.json", _Known(identities={**known.identities, **shown}))
+        _keep(journal.folder / "known.json", _Known(identities={**known.identities, **shown}))
         return {index: bytes.fromhex(key) for index, key in shown.items()}
 
     def _tell_weight(self, step: SecureStep, journal: RunJournal) -> None:
@@ -170,6 +179,24 @@ class SecureWork:
         own = {"score": summed.score, "score_sum": step.score_sum, "weight": weight}
         self.record(f"kept here, own weight in {step.run} round {summed.scored}", own)
 
+    def _check_label_sums(self, step: SecureStep, local: LocalRun, client: Client) -> None:
+        """The labels of the same data are summed over the same sites only, in whatever run.
+
+        Two sums of label counts that differ by one site tell that site's; the others can see it coming.
+        """
+        asked = local.view.config.weighting.discrepancy
+        if step.round or asked is None or asked.target != "global" or self.site.is_dealt(local.view):
+            return
+        path, data = self.site.settings.state / _LABEL_SUMS, self.site.data_digest(local, step.index)
+        members = tuple(sorted(client.identities[index].hex() for index in client.survivors or ()))
+        kept = _read(path, _LabelSums) or _LabelSums()
+        if kept.members.get(data, members) != members:
+            raise ProtocolRefused(
+                "the label counts here were summed with those of other sites before: the difference of the "
+                "two sums would tell somebody's; a run with the earlier sum as its target needs no other"
+            )
+        _keep(path, _LabelSums(members={**kept.members, data: members}))
+
     # ------------------------------------------------------------ 3 upload
 
     def relative_size(self, assignment: Train, local: LocalRun) -> float:
@@ -184,10 +211,14 @@ class SecureWork:
     def _check_train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
         _find_client(assignment, local, journal)
         totals = _require_totals(assignment.totals)
-        own = self._find_own(local, assignment.index)
+        _check_counts(totals, local)
+        own = self._find_own(local, assignment.index, totals)
         d = own.discrepancy if own.discrepancy is not None and math.isfinite(own.discrepancy) else 0.0
         is_in = 0 in _read_summed(journal).disclosed  # who came later is in no totals
-        if is_in and (own.examples > totals.examples or d > totals.discrepancy + _TOLERANCE):
+        exceeds = own.examples > totals.examples or d > totals.discrepancy + _TOLERANCE
+        if totals.counts is not None and own.counts is not None:
+            exceeds |= any(mine > all_ for mine, all_ in zip(own.counts, totals.counts, strict=True))
+        if is_in and exceeds:
             raise ProtocolRefused("the totals that the coordinator tells are below this site's own numbers")
 
     def mask(
@@ -197,8 +228,8 @@ class SecureWork:
         from shared.aggregation.secure_sums import Plan, score_of
 
         config, totals = local.view.config, _require_totals(assignment.totals)
-        own = self._find_own(local, assignment.index)
-        score = score_of(config, own, Totals(totals.examples, totals.discrepancy))
+        own = self._find_own(local, assignment.index, totals)
+        score = score_of(config, own, Totals(totals.examples, totals.discrepancy, totals.counts))
         client = _guarded(lambda: _find_client(assignment, local, journal))
         roster = client.roster
         members = 0 if roster is None else len(roster.members)
@@ -210,22 +241,24 @@ class SecureWork:
             raise LocalFault(Fault(FaultCode.DIVERGED), str(error)) from error
         written = self._hide(client, assignment.inbox, vector, journal)
         summed = _read_summed(journal).model_copy(update={"scored": assignment.round, "score": score})
-        _keep(journal, "summed.json", summed)
+        _keep(journal.folder / "summed.json", summed)
         return written.path, written.digest, UpdateReport(attempt=assignment.attempt, steps=0, examples=0)
 
     def _upload_totals(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> None:
-        """This site's number of examples and its discrepancy, in the sum that ends enrolment."""
+        """This site's examples and its discrepancy, or its labels, in the sum that ends enrolment."""
         from shared.aggregation.secure_sums import encode_totals
 
         client = _guarded(lambda: _find_client(step, local, journal))
-        vector = encode_totals(local.view.config, self._find_own(local, step.index))
+        vector = encode_totals(local.view.config, self._find_own(local, step.index, None))
         written = self._hide(client, step.inbox, vector, journal)
         report = UpdateReport(attempt=step.attempt, steps=0, examples=0)
         try:
             self.coordinator.upload(step.run, step.round, report, written.path, written.digest)
         except UPLOAD_BREAKS as error:
             raise describe_broken_upload(error, written.bytes) from error
-        self.reporter.say(f"{step.run}: sent examples and discrepancy, masked, for the sum over all trainers")
+        asked = local.view.config.weighting.discrepancy
+        what = "label counts" if asked is not None and asked.target == "global" else "discrepancy"
+        self.reporter.say(f"{step.run}: sent examples and {what}, masked, for the sum over all trainers")
 
     def _hide(self, client: Client, inbox: Inbox | None, vector: RingVector, journal: RunJournal) -> Written:
         from shared.aggregation.secure_sums import write_vector
@@ -236,12 +269,16 @@ class SecureWork:
         _keep_client(journal, moved)
         return write_vector(journal.folder / "masked.safetensors", vector)
 
-    def _find_own(self, local: LocalRun, index: int) -> Contribution:
-        asked = local.view.config.weighting.discrepancy
-        d = None
-        if asked is not None:
-            d = discrepancy(self.site.count_classes(local, index), asked.target, asked.metric)
-        return Contribution(index, self._count_examples(local, index), d)
+    def _find_own(self, local: LocalRun, index: int, totals: SumTotals | None) -> Contribution:
+        """What this site knows of itself; before a global target is known, without a discrepancy."""
+        asked, examples = local.view.config.weighting.discrepancy, self._count_examples(local, index)
+        if asked is None:
+            return Contribution(index, examples)
+        counts = tuple(self.site.count_classes(local, index))
+        if asked.target == "global" and totals is None:
+            return Contribution(index, examples, counts=counts)
+        target = asked.resolve(None if totals is None else totals.counts)
+        return Contribution(index, examples, discrepancy(counts, target, asked.metric), counts)
 
     def _count_examples(self, local: LocalRun, index: int) -> int:
         return len(self.site.training_examples(local, index))
@@ -277,7 +314,7 @@ def _view_of(asked: SecureStep | Train, local: LocalRun) -> View:
 
 def _find_client(asked: SecureStep | Train, local: LocalRun, journal: RunJournal) -> Client:
     """The keys of this attempt, if what is asked belongs to what was advertised with them."""
-    client = _read(journal, "secure.json", Client)
+    client = _read(journal.folder / "secure.json", Client)
     if client is None or client.attempt != _attempt_of(asked):
         raise ProtocolRefused("this site has no keys of this attempt: its state folder is another one")
     if client.view != _view_of(asked, local):
@@ -291,6 +328,15 @@ def _require_totals(totals: SumTotals | None) -> SumTotals:
     if totals is None or totals.examples < 1:
         raise LocalFault(Fault(FaultCode.SUM_REFUSED), "the coordinator tells no sums over all trainers")
     return totals
+
+
+def _check_counts(totals: SumTotals, local: LocalRun) -> None:
+    """A global target is made of one number a class, which sum to all examples."""
+    asked, counts = local.view.config.weighting.discrepancy, totals.counts
+    if asked is None or asked.target != "global":
+        return
+    if counts is None or len(counts) != len(local.view.classes) or sum(counts) != totals.examples:
+        raise ProtocolRefused("the coordinator tells label counts that are no sum of the sites' examples")
 
 
 # ---------------------------------------------------------------- what is kept
@@ -310,7 +356,7 @@ def _note_disclosed(journal: RunJournal, client: Client) -> None:
     summed, number = _read_summed(journal), client.attempt.round
     kept = {0: summed.disclosed[0]} if 0 in summed.disclosed else {}
     disclosed = {**kept, number: _disclosed_by(client)}
-    _keep(journal, "summed.json", summed.model_copy(update={"disclosed": disclosed}))
+    _keep(journal.folder / "summed.json", summed.model_copy(update={"disclosed": disclosed}))
 
 
 def _disclosed_by(client: Client) -> _Disclosed:
@@ -318,23 +364,23 @@ def _disclosed_by(client: Client) -> _Disclosed:
 
 
 def _read_summed(journal: RunJournal) -> _Summed:
-    return _read(journal, "summed.json", _Summed) or _Summed()
+    return _read(journal.folder / "summed.json", _Summed) or _Summed()
 
 
 Kept = TypeVar("Kept", bound=BaseModel)
 
 
-def _read(journal: RunJournal, name: str, kind: type[Kept]) -> Kept | None:
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
     """None if there is no such file. One that cannot be read is a fault: a site might tell twice."""
     try:
-        return kind.model_validate_json((journal.folder / name).read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
 
 
 def _keep_client(journal: RunJournal, client: Client) -> None:
-    _keep(journal, "secure.json", client)
+    _keep(journal.folder / "secure.json", client)
 
 
-def _keep(journal: RunJournal, name: str, content: BaseModel) -> None:
-    replace_file(journal.folder / name, content.model_dump_json().encode(), mode=PRIVATE)
+def _keep(path: Path, content: BaseModel) -> None:
+    replace_file(path, content.model_dump_json().encode(), mode=PRIVATE)

@@ -116,12 +116,13 @@ class Site:
 
     def check_policy(self, view: RunView) -> None:
         """Raise :class:`worker.faults.LocalFault` if the run is outside this site's policy."""
-        check_run(view, self._policy, self.settings.role, dealt=self._is_dealt(view))
+        check_run(view, self._policy, self.settings.role, dealt=self.is_dealt(view))
 
     def policy_for(self, view: RunView) -> Policy:
-        return self._policy.for_data(dealt=self._is_dealt(view))
+        return self._policy.for_data(dealt=self.is_dealt(view))
 
-    def _is_dealt(self, view: RunView) -> bool:
+    def is_dealt(self, view: RunView) -> bool:
+        """Whether the run's partition deals the data: then they are nobody's secret."""
         return self.settings.partition == "run" and view.config.partition is not None
 
     def _options(self, view: RunView) -> dict[str, Any]:
@@ -150,11 +151,23 @@ class Site:
 
     def rule(self, view: RunView) -> Rule:
         """What this site tells the run about its labels."""
-        return find_rule(self.policy_for(view), dealt=self._is_dealt(view))
+        return find_rule(self.policy_for(view), dealt=self.is_dealt(view))
 
     def question(self, local: LocalRun, index: int | None, metric: Metric, target: Target) -> Question:
         """The run's question about the labels of this client's examples."""
         counts = self.count_classes(local, index)
+        call = self._splits[local.view.run, "train"][0]
+        return Question(
+            data=self.data_digest(local, index),
+            reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
+            counts=tuple(counts),
+            metric=metric,
+            target=target,
+        )
+
+    def data_digest(self, local: LocalRun, index: int | None) -> str:
+        """Of all that this site decides about this client's examples, whatever a run makes of them."""
+        self.training_examples(local, index)
         call, spec = self._splits[local.view.run, "train"][0], self.partition_for(local.view)
         part = None if spec is None else [spec.model_dump(mode="json"), index]
         here = [
@@ -164,13 +177,7 @@ class Site:
             call.labels,
             self.settings.task_options,
         ]
-        return Question(
-            data=_digest([*here, part]),
-            reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
-            counts=tuple(counts),
-            metric=metric,
-            target=target,
-        )
+        return _digest([*here, part])
 
     def _load(self, view: RunView, task: Task, split: Split) -> Examples:
         """The whole split, loaded once a run: data that change meanwhile count from the next run on."""

@@ -227,7 +227,7 @@ def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> Submit
         if row.status is EnrolmentStatus.AWAITING_DISCREPANCY and not row.run_status.is_terminal:
             asked = configs.of(connection, row.run, row.revision).weighting.discrepancy
             if asked is not None:
-                return SubmitDiscrepancy(run=row.run, metric=asked.metric, target=asked.target)
+                return SubmitDiscrepancy(run=row.run, metric=asked.metric, target=asked.resolve(None))
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from server.pages.words import amount, number, percent
 from shared.discrepancy import Metric
 from shared.schemas import LedgerRow
-from shared.weightings.base import Weighting
+from shared.weightings.base import AskedTarget, Weighting
 
 __all__ = ["INSTEAD", "OWN", "WORDS", "Column", "WeightingWords", "scores_sum", "words_of"]
 
@@ -132,15 +132,22 @@ INSTEAD: Final[Mapping[str, str]] = {
 }
 
 
+def _name_target(target: AskedTarget) -> str:
+    if not isinstance(target, str):
+        return "the run's target distribution"
+    if target == "uniform":
+        return "the uniform distribution"
+    return "the distribution of all trainers' labels together"
+
+
 def _disco_values(weighting: Any) -> dict[str, str]:
-    uniform = weighting.target == "uniform"
     return {
         "a": f"{weighting.a:g}",
         "b": f"{weighting.b:g}",
         "minus_a": _minus(weighting.a),
         "plus_b": _plus(weighting.b),
         "metric": _METRICS[weighting.metric],
-        "target": "the uniform distribution" if uniform else "the run's target distribution",
+        "target": _name_target(weighting.target),
         "normalised": _NORMALISED[weighting.normalise],
     }
 

@@ -186,8 +186,8 @@ def _find_totals(
     given: AggregationInput, secure: Coordinator, path: Callable[[str], Path]
 ) -> AggregationFinished:
     """The end of round 0: what the trainers' numbers sum to."""
-    found = unmask_totals(secure, [path(update.digest) for update in given.updates])
-    totals = SumTotals(clients=len(given.updates), examples=found.examples, discrepancy=found.discrepancy)
+    found = unmask_totals(given.config, secure, [path(update.digest) for update in given.updates])
+    totals = SumTotals(clients=len(given.updates), **found._asdict())
     return AggregationFinished(given.round, given.attempt, totals=totals)
 
 

@@ -81,7 +81,7 @@ def check_discrepancy(submission: DiscrepancySubmission, layout: RunLayout) -> N
             f"the discrepancy is measured by {submission.metric!r}, the run asks for {asked.metric!r}",
             hint="Compute it with the metric of the assignment.",
         )
-    check_possible(submission.value, asked.metric, asked.target, len(layout.classes))
+    check_possible(submission.value, asked.metric, asked.resolve(None), len(layout.classes))
 
 
 @dataclass(frozen=True)

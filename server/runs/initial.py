@@ -107,6 +107,12 @@ def _check_needs(config: RunConfig) -> None:
                 f"weighting.kind: {config.weighting.kind} needs {what}",
                 hint="feddisco simulate runs it; disco and entropy need one number of each site.",
             )
+    asked = config.weighting.discrepancy
+    if asked is not None and asked.target == "global" and config.secure is None:
+        raise InvalidConfiguration(
+            f"weighting.target: global needs {_NOT_HERE[Need.COUNTS]}",
+            hint="Add `secure: {}`: then the sites' label counts are summed, and only the sum is known.",
+        )
 
 
 def _check_target(config: RunConfig, classes: tuple[str, ...]) -> None:

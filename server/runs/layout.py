@@ -62,7 +62,7 @@ def layout_of(run: RunView) -> RunLayout:
         max_entry=config.max_entry,
         max_norm=config.max_norm,
         parameters=tuple(spec for spec in run.manifest if spec.kind is TensorKind.PARAMETER),
-        totals=None if config.secure is None else sum_layout(config, totals_length()),
+        totals=None if config.secure is None else sum_layout(config, totals_length(config, len(run.classes))),
     )
 
 

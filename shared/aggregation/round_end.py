@@ -214,7 +214,7 @@ def _add_up(
     from shared.algorithms import load_algorithm
 
     algorithm = load_algorithm(config.algorithm)
-    plan, totals = Plan(config, algorithm, manifest, len(arrived)), add_up_totals(all_clients)
+    plan, totals = Plan(config, algorithm, manifest, len(arrived)), add_up_totals(config, all_clients)
     total = plan.ring.zeros(plan.length)
     for update in arrived:
         score = score_of(config, update.known, totals)
@@ -247,11 +247,11 @@ def close_masked_round(
     return RoundResult((), files, start.memory, UNCHANGED, why or None, sums)
 
 
-def unmask_totals(secure: Coordinator, uploads: Sequence[Path]) -> Totals:
+def unmask_totals(config: RunConfig, secure: Coordinator, uploads: Sequence[Path]) -> Totals:
     """N and D of the clients whose ``uploads`` these are. Raises AttemptAbandoned."""
     from shared.aggregation.secure_sums import decode_totals
 
-    return decode_totals(_unmask(secure, uploads), len(uploads))
+    return decode_totals(config, _unmask(secure, uploads), len(uploads))
 
 
 def _unmask(secure: Coordinator, uploads: Sequence[Path]) -> RingVector:

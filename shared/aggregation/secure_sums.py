@@ -48,28 +48,67 @@ _FRACTION = 40
 """Bits after the point of a score or a discrepancy: 24 are left before it, of 64."""
 _NUMBERS = ("score", "steps", "clipped")
 _TOTALS = ("examples", "discrepancy")
+_BY_CLASS = ("count", "share")
 _BUFFERS = Sum("buffers", "weight")
 _FILE_TENSOR = "sum"
 
 
-def totals_length() -> int:
-    """Entries of a vector of the sum that ends enrolment."""
-    return len(_TOTALS) * LIMBS
+def totals_length(config: RunConfig, classes: int) -> int:
+    """Entries of a vector of the sum that ends enrolment, of a run with so many classes."""
+    by_class = len(_BY_CLASS) * classes if _has_global_target(config) else 0
+    return (len(_TOTALS) + by_class) * LIMBS
 
 
 def encode_totals(config: RunConfig, own: Contribution) -> RingVector:
-    """What a client adds to the sums over all trainers: its examples and its discrepancy."""
-    d = own.discrepancy
-    numbers = (own.examples, _to_steps(d) if d is not None and math.isfinite(d) else 0)
-    vector = _secure(config).make_ring(config.weighting, 1).zeros(totals_length())
+    """What a client adds to the sums over all trainers: its examples and its discrepancy.
+
+    With a global target nobody has a discrepancy yet. There it is the entropy of its labels, and of each
+    class the examples and the share of its own: the sum of all discrepancies follows from their sums.
+    """
+    numbers = _own_numbers(config, own)
+    vector = _secure(config).make_ring(config.weighting, 1).zeros(len(numbers) * LIMBS)
     vector[:] = [limb for number in numbers for limb in split_limbs(number)]
     return vector
 
 
-def decode_totals(total: RingVector, arrived: int) -> Totals:
+def decode_totals(config: RunConfig, total: RingVector, arrived: int) -> Totals:
     """N and D of ``arrived`` clients. Raises AttemptAbandoned if the total is no sum of such vectors."""
-    examples, discrepancy = _join_numbers(total, len(_TOTALS), arrived)
-    return Totals(examples, math.ldexp(discrepancy, -_FRACTION))
+    return _find_totals(config, _join_numbers(total, len(total) // LIMBS, arrived))
+
+
+def _has_global_target(config: RunConfig) -> bool:
+    asked = config.weighting.discrepancy
+    return asked is not None and asked.target == "global"
+
+
+def _own_numbers(config: RunConfig, own: Contribution) -> list[int]:
+    if not _has_global_target(config):
+        d = own.discrepancy
+        return [own.examples, _to_steps(d) if d is not None and math.isfinite(d) else 0]
+    if own.counts is None or not own.examples:
+        raise InvalidConfiguration("a client without labels has no part in the global target")
+    counts = [int(count) for count in own.counts]
+    shares = [count / own.examples for count in counts]
+    entropy = math.fsum(-share * math.log(share) for share in shares if share)
+    return [own.examples, _to_steps(entropy), *counts, *(_to_steps(share) for share in shares)]
+
+
+def _find_totals(config: RunConfig, sums: Sequence[int]) -> Totals:
+    """The totals of what :func:`_own_numbers` gives, added up.
+
+    ``sum_k KL(p_k || t) = - sum_k H(p_k) - sum_c (sum_k p_kc) ln t_c``; t is the distribution of the sum.
+    """
+    examples, second, *by_class = sums
+    if not _has_global_target(config):
+        return Totals(examples, math.ldexp(second, -_FRACTION))
+    counts, shares = by_class[: len(by_class) // 2], by_class[len(by_class) // 2 :]
+    whole = sum(counts)
+    crossed = math.fsum(
+        -math.ldexp(share, -_FRACTION) * math.log(count / whole)
+        for count, share in zip(counts, shares, strict=True)
+        if count
+    )
+    return Totals(examples, max(0.0, crossed - math.ldexp(second, -_FRACTION)), tuple(counts))
 
 
 def _secure(config: RunConfig) -> SecureSums:
@@ -109,11 +148,10 @@ def read_vector(path: Path) -> RingVector:
         return signed.view(f"<u{signed.itemsize}").copy()
 
 
-def add_up_totals(everyone: Sequence[Contribution]) -> Totals:
+def add_up_totals(config: RunConfig, everyone: Sequence[Contribution]) -> Totals:
     """N and D of all trainers enrolled, as the one-time sum gives them: D in steps of 2^-40."""
-    known = [row.discrepancy for row in everyone if row.examples and row.discrepancy is not None]
-    discrepancies = [_to_steps(d) for d in known if math.isfinite(d)]
-    return Totals(sum(row.examples for row in everyone), math.ldexp(sum(discrepancies), -_FRACTION))
+    numbers = [_own_numbers(config, row) for row in everyone if row.examples]
+    return _find_totals(config, [sum(column) for column in zip(*numbers, strict=True)])
 
 
 def score_of(config: RunConfig, own: Contribution, totals: Totals) -> float:

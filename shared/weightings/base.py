@@ -24,6 +24,7 @@ __all__ = [
     "UNCHANGED",
     "Adam",
     "Adjustment",
+    "AskedTarget",
     "Contribution",
     "Discrepancy",
     "LedgerEntry",
@@ -49,6 +50,8 @@ __all__ = [
 
 Vector = NDArray[np.float64]
 Target = Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...]
+AskedTarget = Target | Literal["global"]
+"""As a run names it; ``global`` is the distribution of all trainers' labels together."""
 
 
 Memory = Mapping[str, Mapping[int, float]]
@@ -70,7 +73,21 @@ class Discrepancy(NamedTuple):
     """The number that clients are asked for, once."""
 
     metric: Metric
-    target: Target
+    target: AskedTarget
+
+    def resolve(self, totals: Sequence[int] | None) -> Target:
+        """The target as shares, or uniform; ``totals`` are all trainers' label counts, for ``global``.
+
+        Raises:
+            InvalidConfiguration: the target is global, and nobody has told the totals.
+        """
+        if not isinstance(self.target, str) or self.target == "uniform":
+            return self.target
+        if totals is None or not sum(totals):
+            raise InvalidConfiguration(
+                "the global target is not known: the label counts have not been summed"
+            )
+        return tuple(count / sum(totals) for count in totals)
 
 
 @dataclass(frozen=True)
@@ -90,10 +107,14 @@ class Contribution:
 
 
 class Totals(NamedTuple):
-    """What all trainers enrolled sum to: their examples, and their discrepancies that are finite."""
+    """What all trainers enrolled sum to: their examples, and their discrepancies that are finite.
+
+    ``counts``: their examples of each class, where the run's target is global.
+    """
 
     examples: int
     discrepancy: float
+    counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

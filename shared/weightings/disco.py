@@ -19,11 +19,11 @@ from pydantic import Field, field_validator
 from shared.discrepancy import Metric
 from shared.problems import InvalidRequest, WeightlessRound
 from shared.weightings.base import (
+    AskedTarget,
     Contribution,
     Discrepancy,
     LedgerEntry,
     Need,
-    Target,
     Totals,
     Vector,
     Weighed,
@@ -57,13 +57,15 @@ class DiscoWeighting(Weighting):
         "round", description="over whom the discrepancies (and sizes) are made to sum to one"
     )
     on_all_zero: OnAllZero = "sizes"
-    target: Target = Field(
-        "uniform", description="the label distribution to be near to: uniform, or one share a class"
+    target: AskedTarget = Field(
+        "uniform",
+        description="the label distribution to be near to: uniform, one share a class, or that of all "
+        "trainers together (global)",
     )
 
     @field_validator("target")
     @classmethod
-    def _target_has_mass(cls, target: Target) -> Target:
+    def _target_has_mass(cls, target: AskedTarget) -> AskedTarget:
         if not isinstance(target, str) and (len(target) < 2 or sum(target) <= 0):
             raise ValueError("an explicit target needs at least two shares, not all zero")
         return target
@@ -77,6 +79,8 @@ class DiscoWeighting(Weighting):
             return f"weighting.normalise {self.normalise} takes the clients of one round; take all_clients"
         if self.on_all_zero != "raise":
             return f"weighting.on_all_zero {self.on_all_zero} needs single scores or sizes; take raise"
+        if self.target == "global" and self.metric != "kl":
+            return f"by {self.metric} the discrepancies to the global target follow from no sum; take kl"
         return None
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sqlite3
 import struct
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +113,7 @@ class SiteNumbers:
     discrepancy: float
     score: float
     weight: float
-    update: bytes
+    pieces: tuple[bytes, ...]
 
 
 def site_numbers(config: RunConfig, system: Deployment) -> list[SiteNumbers]:
@@ -131,11 +133,11 @@ def site_numbers(config: RunConfig, system: Deployment) -> list[SiteNumbers]:
         Contribution(
             index,
             len(bench.training_examples(index)),
-            discrepancy(bench.class_counts(index), asked.target, asked.metric),
+            discrepancy(bench.class_counts(index), asked.resolve(None), asked.metric),
         )
         for index in range(bench.clients)
     ]
-    totals = add_up_totals(known)
+    totals = add_up_totals(config, known)
     scores = [score_of(config, own, totals) for own in known]
     return [
         SiteNumbers(
@@ -143,20 +145,23 @@ def site_numbers(config: RunConfig, system: Deployment) -> list[SiteNumbers]:
             own.discrepancy or 0.0,
             score,
             score / sum(scores),
-            read_update(system.folder / f"site-{own.index}" / "runs" / config.name),
+            read_pieces(system.folder / f"site-{own.index}" / "runs" / config.name),
         )
         for own, score in zip(known, scores, strict=True)
     ]
 
 
-def read_update(journal: Path) -> bytes:
-    """Bytes from the midst of what the site trained."""
+def read_pieces(journal: Path) -> tuple[bytes, ...]:
+    """Eight places of what the site trained, 32 bytes each: a coordinator may hold a part of it only."""
     (path,) = journal.glob("update-*.safetensors")
     content = path.read_bytes()
-    return content[len(content) // 2 :][:32]
+    return tuple(content[len(content) * at // 10 :][:32] for at in range(2, 10))
 
 
-def haystack(system: Deployment, run: str) -> bytes:
+Hay = list[bytes]
+
+
+def haystack(system: Deployment, run: str) -> Hay:
     """All that the coordinator has or shows: database, files, log, pages, answers of its API."""
     files = [path.read_bytes() for path in system.data_folder.rglob("*") if path.is_file()]
     token = system.processes.environment["FEDDISCO_ADMIN_TOKEN"]
@@ -167,18 +172,41 @@ def haystack(system: Deployment, run: str) -> bytes:
         pages = [http.get(path) for path in [*paths, f"/api/v1/runs/{run}", "/metrics"]]
     assert all(page.status_code == 200 for page in pages), pages
     shown = [page.content for page in pages]
-    return b"\n".join([*files, *shown, system.log("coordinator").encode()])
+    return [*files, *shown, system.log("coordinator").encode()]
 
 
-def find_numbers(site: SiteNumbers, hay: bytes) -> set[str]:
-    """Which of the site's numbers are there, as text or as a double in either order of bytes."""
-    found = {"update"} if site.update in hay else set()
+def memory_of(system: Deployment) -> Hay:
+    """All that the coordinator's process can write to, while it is stopped; what it freed is there, too."""
+    pid, regions = system.processes.running["coordinator"].pid, []
+    with system.frozen("coordinator"), open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, rights, *_ = line.split()
+            if rights.startswith("rw"):
+                first, last = (int(end, 16) for end in place.split("-"))
+                memory.seek(first)
+                with suppress(OSError):  # set aside, and not readable
+                    regions.append(memory.read(last - first))
+    return regions
+
+
+def find_numbers(site: SiteNumbers, hay: Hay) -> set[str]:
+    """Which of the site's numbers are there: as text, or as a double in either order of bytes."""
+    needles = {"update": site.pieces}
     for name in ("discrepancy", "score", "weight"):
         value = getattr(site, name)
-        needles = (f"{value:.12g}"[:12].encode(), struct.pack("<d", value), struct.pack(">d", value))
-        if any(needle in hay for needle in needles):
-            found.add(name)
-    return found
+        text = f"{value:.12g}"[:12].encode()
+        needles[name] = (text, struct.pack("<d", value), struct.pack(">d", value))
+    named = rb"examples\W{1,5}%d\b" % site.examples  # a small number alone is in every process
+    found = {"examples"} if any(re.search(named, part, re.IGNORECASE) for part in hay) else set()
+    return found | {
+        name for name, known in needles.items() if any(needle in part for needle in known for part in hay)
+    }
+
+
+def find_singles(site: SiteNumbers, hay: Hay) -> set[str]:
+    """The same as floats of 32 bits, where there is too little else for them to be there by chance."""
+    names = ("discrepancy", "score", "weight")
+    return {name for name in names if any(struct.pack("<f", getattr(site, name)) in part for part in hay)}
 
 
 def stored_integers(system: Deployment, run: str) -> set[int]:
@@ -222,14 +250,17 @@ def play_one_round(system: Deployment, config: RunConfig) -> None:
     system.wait_for(lambda: not is_open(system, run), "the open round is over")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory through /proc")
 def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     config = secure_config("searched", rounds=20)
     play_one_round(on_sqlite, config)
     sites = site_numbers(config, on_sqlite)
     hay, integers = haystack(on_sqlite, "searched"), stored_integers(on_sqlite, "searched")
+    memory = memory_of(on_sqlite)
     assert sum(site.examples for site in sites) in integers, "N is known"
+    assert sum(map(len, memory)) > 10**7
     for site in sites:
-        assert find_numbers(site, hay) == set()
+        assert find_numbers(site, hay) == find_singles(site, hay) == find_numbers(site, memory) == set()
         assert site.examples not in integers
     assert "own weight" in on_sqlite.log("site-1")
     told = on_sqlite.console("worker", "told", "--state", str(on_sqlite.folder / "site-1"))
@@ -242,9 +273,12 @@ def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     play_one_round(on_sqlite, clear)
     shown = site_numbers(clear, on_sqlite)
     hay, integers = haystack(on_sqlite, "clear"), stored_integers(on_sqlite, "clear")
+    memory = memory_of(on_sqlite)
     for site in shown:
-        assert {"update", "discrepancy", "weight"} <= find_numbers(site, hay)
+        assert {"update", "discrepancy", "weight", "examples"} <= find_numbers(site, hay)
+        assert {"discrepancy", "weight", "examples"} <= find_numbers(site, memory)
         assert site.examples in integers
+    assert any("update" in find_numbers(site, memory) for site in shown), "as it was received, or added up"
     on_sqlite.admin.control("clear", "stop")
 
 

@@ -82,7 +82,12 @@ def ask_without_masks(work: Work) -> None:
 
 def tell_totals_below_its_own(work: Work) -> None:
     if work.get("totals"):
-        work["totals"]["examples"] = 1
+        work["totals"] |= {"examples": 10, "counts": [1] * 10}
+
+
+def tell_labels_that_are_no_sum(work: Work) -> None:
+    if work.get("totals"):
+        work["totals"]["counts"][0] += 1
 
 
 LIES: list[tuple[Lie, tuple[int, ...], int, str]] = [  # who is lied to; who says what of it
@@ -93,6 +98,7 @@ LIES: list[tuple[Lie, tuple[int, ...], int, str]] = [  # who is lied to; who say
     (train_on_another_model, (1,), 1, "the coordinator gives another model, configuration or totals"),
     (ask_without_masks, (1,), 1, "the coordinator asks for an update without masks"),
     (tell_totals_below_its_own, (0, 1, 2), 2, "the totals that the coordinator tells are below this site's"),
+    (tell_labels_that_are_no_sum, (0, 1, 2), 2, "label counts that are no sum of the sites' examples"),
 ]
 
 
@@ -110,7 +116,8 @@ def at(tmp_path: Path) -> Iterator[Live]:
 def test_a_lie_ends_the_attempt_and_is_told(
     lie: Lie, lied_to: tuple[int, ...], teller: int, sentence: str, at: Live, tmp_path: Path
 ) -> None:
-    config = run_config("lied", rounds=3, max_attempts=1, secure={}, local={"steps": 2, "batch_size": 8})
+    training = {"local": {"steps": 2, "batch_size": 8}, "weighting": {"kind": "disco", "target": "global"}}
+    config = run_config("lied", rounds=3, max_attempts=1, secure={}, **training)
     create(at, **config.model_dump(mode="json"))
     sites: list[Member] = [
         worker(

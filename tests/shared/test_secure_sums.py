@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,20 @@ from torch import Tensor
 from shared import wire
 from shared.aggregation import Aggregated, aggregate_sums
 from shared.aggregation.round_end import Arrived, Start, close_round
-from shared.aggregation.secure_sums import Plan, SecureRound, add_up_totals, score_of
+from shared.aggregation.secure_sums import (
+    Plan,
+    SecureRound,
+    add_up_totals,
+    decode_totals,
+    encode_totals,
+    score_of,
+    totals_length,
+)
 from shared.algorithms import available, load_algorithm
 from shared.algorithms.base import Combined, ServerRound, UpdateInfo
 from shared.algorithms.fedavg import FedAvg
 from shared.config import AlgorithmChoice, RunConfig
+from shared.discrepancy import discrepancy
 from shared.problems import InvalidConfiguration, ModelDiverged
 from shared.schemas import TensorKind, TensorSpec
 from shared.secure.faults import AttemptAbandoned
@@ -46,6 +56,7 @@ ENROLLED = [
     Contribution(5, 90, 0.4),
 ]
 DRAWN = (5, 0, 3, 1)
+GLOBAL = {"kind": "disco", "target": "global", "normalise": "all_clients", "on_all_zero": "raise"}
 STEPS = {0: 12, 1: 4, 3: 26, 5: 9}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in available()),
@@ -159,7 +170,7 @@ def test_the_protocol_gives_the_same_model_bit_for_bit(name: str, bits: int, tmp
     """Every client computes its vector from the totals alone; masked, one drops out, unmasked."""
     played = Played(tmp_path, name, {})
     given = played.config({"bits": bits, "clip": 2})
-    plan, totals = Plan(given, played.algorithm, MANIFEST, len(DRAWN)), add_up_totals(ENROLLED)
+    plan, totals = Plan(given, played.algorithm, MANIFEST, len(DRAWN)), add_up_totals(given, ENROLLED)
     vectors = {
         update.info.index: plan.encode(
             played.start.model,
@@ -228,7 +239,7 @@ def sum_of_uploads(party: Party) -> Any:
 def test_clipped_entries_are_counted_over_all_clients(tmp_path: Path) -> None:
     played = Played(tmp_path, "fedavg", {})
     given = played.config({"clip": 0.1})
-    plan, totals = Plan(given, played.algorithm, MANIFEST, 4), add_up_totals(ENROLLED)
+    plan, totals = Plan(given, played.algorithm, MANIFEST, 4), add_up_totals(given, ENROLLED)
     total, expected = plan.ring.zeros(plan.length), 0
     for update in played.arrived:
         own = score_of(given, ENROLLED[update.info.index], totals)
@@ -291,7 +302,7 @@ def test_scores_computed_alone_are_discos_weights(
     everyone = [Contribution(index, n, d) for index, (n, d) in enumerate(rows)]
     weighting = {"kind": "disco", "a": a, "b": b}
     given = config({}, weighting=weighting)
-    totals = add_up_totals(everyone)
+    totals = add_up_totals(given, everyone)
     there = [row for row in everyone if row.index != missing or len(everyone) == 1]
     scores = np.array([score_of(given, row, totals) for row in there])
     assert (scores <= given.weighting.largest_score).all()
@@ -307,7 +318,7 @@ def test_scores_computed_alone_are_discos_weights(
 @pytest.mark.parametrize("kind", ["sizes", "uniform"])
 def test_sizes_and_uniform_scores(kind: str) -> None:
     given = config({}, weighting={"kind": kind})
-    totals = add_up_totals(ENROLLED)
+    totals = add_up_totals(given, ENROLLED)
     scores = [score_of(given, row, totals) for row in ENROLLED]
     expected = [row.examples / 565 if kind == "sizes" else float(row.examples > 0) for row in ENROLLED]
     assert scores == pytest.approx(expected, abs=1e-12)
@@ -315,9 +326,35 @@ def test_sizes_and_uniform_scores(kind: str) -> None:
     assert totals.discrepancy == pytest.approx(1.716, abs=1e-11)
 
 
+@given(st.lists(st.lists(st.integers(0, 5000), min_size=4, max_size=4).filter(any), min_size=3, max_size=20))
+def test_the_global_target_and_all_discrepancies_to_it_follow_from_one_sum(labels: list[list[int]]) -> None:
+    given = config({}, weighting=GLOBAL)
+    everyone = [Contribution(at, sum(row), counts=tuple(row)) for at, row in enumerate(labels)]
+    totals = add_up_totals(given, everyone)
+    assert totals.counts == tuple(sum(column) for column in zip(*labels, strict=True))
+    assert totals.examples == sum(map(sum, labels))
+    together = [share / totals.examples for share in totals.counts]
+    expected = sum(discrepancy(row, together) for row in labels)
+    assert totals.discrepancy == pytest.approx(expected, abs=1e-9)
+    vectors = [encode_totals(given, row) for row in everyone]
+    assert {len(vector) for vector in vectors} == {totals_length(given, 4)}
+    total = functools.reduce(np.add, vectors)
+    assert decode_totals(given, total, len(vectors)) == totals, "bit for bit, in whatever order"
+
+
+def test_a_target_that_is_nobodys_sum_is_not_known() -> None:
+    asked = config({}, weighting=GLOBAL).weighting.discrepancy
+    assert asked is not None
+    for nothing in (None, (0, 0)):
+        with pytest.raises(InvalidConfiguration, match="the label counts have not been summed"):
+            asked.resolve(nothing)
+    with pytest.raises(InvalidConfiguration, match="'global' is no distribution"):
+        discrepancy([1, 2], "global")  # type: ignore[arg-type]
+
+
 def test_a_class_that_the_target_lacks_gives_no_score() -> None:
     everyone = [Contribution(0, 10, float("inf")), Contribution(1, 10, 0.5)]
-    totals = add_up_totals(everyone)
+    totals = add_up_totals(config({}), everyone)
     assert [score_of(config({}), row, totals) for row in everyone] == [0.0, pytest.approx(0.1)]
 
 
@@ -331,6 +368,10 @@ def test_a_class_that_the_target_lacks_gives_no_score() -> None:
         (
             {"weighting": {"kind": "disco", "on_all_zero": "sizes"}},
             "needs single scores or sizes; take raise",
+        ),
+        (
+            {"weighting": {"kind": "disco", "target": "global", "metric": "l2"}},
+            "by l2 the discrepancies to the global target follow from no sum; take kl",
         ),
         ({"max_weight": 0.5}, "max_weight limits single weights"),
         ({"max_examples": 500}, "go by single sizes"),

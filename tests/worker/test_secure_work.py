@@ -71,7 +71,7 @@ def test_keys_are_private_files_and_survive_the_process_and_its_sweep(tmp_path: 
     client = Party(vectors, RING).clients[1]
     _keep_client(Journal(tmp_path, lambda words: None).open_run("skin"), client)
     restarted = Journal(tmp_path, lambda words: None).open_run("skin")
-    assert _read(restarted, "secure.json", Client) == client
+    assert _read(restarted.folder / "secure.json", Client) == client
     assert stat.S_IMODE((restarted.folder / "secure.json").stat().st_mode) == 0o600
 
 

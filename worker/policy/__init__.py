@@ -35,7 +35,7 @@ Disclosure = Literal["none", "noised", "exact"]
 Sizes = Literal["exact", "rounded"]
 OnChangedData = Literal["enrol", "decline", "continue"]
 Tell = Literal["sentences", "full"]
-TargetKind = Literal["uniform", "explicit"]
+TargetKind = Literal["uniform", "explicit", "global"]
 
 Epsilon = Annotated[float, Field(ge=0.001, le=100, allow_inf_nan=False)]
 _Strings = tuple[Annotated[str, Field(min_length=1, max_length=500)], ...]
@@ -112,9 +112,10 @@ class Policy(Frozen):
         description="Metrics of the discrepancy that runs are answered by: `kl`, `l1`, `l2`, `cosine`.",
     )
     targets: tuple[TargetKind, ...] = Field(
-        ("uniform", "explicit"),
-        description="Targets of the discrepancy that runs are answered for: the uniform one, and one that a "
-        "run writes out (`explicit`), which then is the only one for ever.",
+        ("uniform", "explicit", "global"),
+        description="Targets of the discrepancy that runs are answered for: the uniform one, one that a run "
+        "writes out (`explicit`), which then is the only one for ever, and that of all sites together "
+        "(`global`), for which the label counts here are added up with the others' in a secure sum.",
     )
     sizes: Sizes = Field(
         "exact",

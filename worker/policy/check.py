@@ -114,10 +114,16 @@ def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:
 
 def _find_disclosure_refusals(view: RunView, policy: Policy, dealt: bool) -> Iterator[_Refusal]:
     asked = view.config.weighting.discrepancy
-    if asked is None or view.config.secure is not None:  # of that only a sum is told
+    if asked is None:
         return
+    if asked.target == "global" and (view.config.secure is None or "global" not in policy.targets):
+        yield _Refusal("targets", "target global", Fault(FaultCode.TARGET_NOT_ALLOWED))
+        return
+    if view.config.secure is not None:  # only a sum is told
+        return
+    target = asked.resolve(None)
     try:
-        check_rule(asked.metric, asked.target, len(view.classes), find_rule(policy, dealt=dealt))
+        check_rule(asked.metric, target, len(view.classes), find_rule(policy, dealt=dealt))
     except NotDisclosed as refused:
         key = _DISCLOSURE[refused.code]
         yield _Refusal(key, f"metric {asked.metric}, target {asked.target}", Fault(refused.code))

@@ -130,6 +130,7 @@ def test_a_loss_that_is_no_number_is_refused(database_url: str, tmp_path: Path, 
     ("weighting", "said"),
     [
         ({"kind": "fedpals"}, "fedpals needs the label counts of every client"),
+        ({"kind": "disco", "target": "global"}, "global needs the label counts of every client"),
         ({"kind": "fedlaw"}, "fedlaw needs labelled examples where rounds are aggregated"),
         ({"kind": "no_such.module:Rule"}, "'no_such.module:Rule' cannot be imported"),
         ({"kind": "fedwhat"}, "kind is none of disco, entropy"),

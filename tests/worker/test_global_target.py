@@ -1,0 +1,83 @@
+"""The target that is everybody's labels together: one secure sum, once, over the same sites only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.database.migrations import upgrade
+from shared.faults import SENTENCES, FaultCode
+from shared.schemas import RunStatus
+from simulation.run import simulate
+from tests.helpers.live_coordinator import Live, live
+from tests.helpers.processes import run_config
+from tests.helpers.worker_crew import Member, create, worker
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+GLOBAL = {"kind": "disco", "target": "global"}
+STEPS = {"steps": 2, "batch_size": 8}
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Live]:
+    url = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    upgrade(url)
+    with live(url, tmp_path / "coordinator") as found:
+        yield found
+
+
+def join_all(at: Live, run: str, crew: list[Member]) -> None:
+    at.wait_for(lambda: at.run(run)["status"] == RunStatus.COMPLETED, 90)
+    for member in crew:
+        member.join()
+
+
+def test_it_is_the_sum_of_all_labels_and_the_simulations_model(at: Live, tmp_path: Path) -> None:
+    config = run_config("all", rounds=2, secure={}, weighting=GLOBAL, local=STEPS)
+    create(at, **config.model_dump(mode="json"))
+    crew = [worker(at, tmp_path, f"site-{i}", partition="run", index=i) for i in range(3)]
+    join_all(at, "all", crew)
+    told = at.run("all")["totals"]
+    assert (told["clients"], sum(told["counts"])) == (3, told["examples"])
+    digest = simulate(config, source=None, out=tmp_path / "result.jsonl", say=lambda line: None)
+    assert at.run("all")["model"] == digest
+    assert "Labels of all trainers, the target" in at.admin.get(f"{at.url}/runs/all").text
+    assert "sent examples and label counts, masked" in crew[0].log
+    assert not (tmp_path / "site-0" / "label-sums.json").exists(), "what a run deals is nobody's secret"
+
+
+def test_labels_are_summed_over_the_same_sites_only(at: Live, tmp_path: Path) -> None:
+    """A second run with one site more would tell that site's labels by the difference of the two sums."""
+    shares = {"partition": "iid:4"}
+    wanted = {"secure": {}, "weighting": GLOBAL, "local": STEPS, "rounds": 1, "max_attempts": 1}
+    create(at, name="first", min_clients=3, **wanted)
+    join_all(at, "first", [worker(at, tmp_path, f"site-{i}", index=i, **shares) for i in range(3)])
+    kept = json.loads((tmp_path / "site-0" / "label-sums.json").read_text())["members"]
+    assert [len(members) for members in kept.values()] == [3]
+
+    create(at, name="same", min_clients=3, **wanted)
+    join_all(at, "same", [worker(at, tmp_path, f"site-{i}", index=i, **shares) for i in range(3)])
+
+    create(at, name="more", min_clients=4, **wanted)
+    crew = [worker(at, tmp_path, f"site-{i}", index=i, **shares) for i in range(4)]
+    at.wait_for(lambda: at.run("more")["status"] == RunStatus.PAUSED, 90)
+    assert at.run("more")["totals"] is None, "nothing was unmasked"
+    assert "the label counts here were summed with those of other sites before" in crew[0].log
+    assert at.admin.post("/runs/more/stop").status_code == 200
+    for member in crew:
+        member.join()
+
+
+def test_a_site_whose_policy_has_no_global_target_declines(at: Live, tmp_path: Path) -> None:
+    create(at, min_clients=3, secure={}, weighting=GLOBAL)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("targets: [uniform, explicit]\n")
+    member = worker(at, tmp_path, "north", policy=policy)
+    assert member.join() == 4
+    (row,) = at.run()["enrolments"]
+    assert (row["status"], row["reason"]) == ("declined", SENTENCES[FaultCode.TARGET_NOT_ALLOWED])
+    assert f"{policy} line 1 has targets: [uniform, explicit]" in member.log
