@@ -52,6 +52,7 @@ class FaultCode(StrEnum):
     TOO_FEW_UPDATES = "too-few-updates"
     SUMS_ONLY = "sums-only"
     TOO_FEW_IN_SUM = "too-few-in-sum"
+    FEATURES_NOT_TOLD = "features-not-told"
     NO_DATA = "no-data"
     NO_EXAMPLES = "no-examples"
     DATA_UNFIT = "data-unfit"
@@ -129,6 +130,9 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "The site's policy asks for at least {allowed} sites in a secure sum, the run has {asked} "
         "(min_clients, clients_per_round)."
     ),
+    FaultCode.FEATURES_NOT_TOLD: (
+        "The site does not tell what the run's algorithm asks of the features of each class (algorithm)."
+    ),
     FaultCode.NO_DATA: "There are no data at the site. The worker has ended.",
     FaultCode.NO_EXAMPLES: "The site has no examples for its part in the run.",
     FaultCode.DATA_UNFIT: (
@@ -198,6 +202,7 @@ LASTING: Final = frozenset(
         FaultCode.TOO_FEW_UPDATES,
         FaultCode.SUMS_ONLY,
         FaultCode.TOO_FEW_IN_SUM,
+        FaultCode.FEATURES_NOT_TOLD,
         FaultCode.CONFIGURATION,
         FaultCode.MODEL_DIFFERS,
         FaultCode.NO_DATA,

@@ -30,6 +30,7 @@ from shared.aggregation.round_end import Arrived, RoundResult, Start, close_roun
 from shared.algorithms.base import UpdateInfo
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
+from shared.features import check_features
 from shared.files import remove_partial, replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
@@ -105,6 +106,7 @@ class Federation:
         self.folder = folder
         self._workbench = workbench
         self._sizes = [len(workbench.training_examples(index)) for index in range(workbench.clients)]
+        check_features(config, workbench.algorithm)
         self._needs = load_weighting(config.weighting).needs
         self._target = self._find_target()
         self._known = [self._contribution(index) for index in range(workbench.clients)]

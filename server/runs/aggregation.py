@@ -165,7 +165,14 @@ def close_stored(
     if given.secure is not None:
         paths = [path(update.digest) for update in updates]
         return close_masked_round(
-            given.config, given.manifest, started, given.secure, paths, given.clients, folder
+            given.config,
+            given.manifest,
+            started,
+            given.secure,
+            paths,
+            given.clients,
+            folder,
+            number=given.round,
         )
     arrived = [
         Arrived(

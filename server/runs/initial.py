@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from server.blobs import BlobStore
 from server.runs.layout import update_tensors
 from shared.config import RunConfig
+from shared.features import check_features
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
 from shared.weightings import load_weighting
@@ -36,7 +37,7 @@ def make_initial(
     from shared.algorithms import load_algorithm
     from shared.wire import largest_bytes
 
-    load_algorithm(config.algorithm)  # before a model is built
+    check_features(config, load_algorithm(config.algorithm))  # before a model is built
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
     _check_target(config, found.classes)

@@ -74,7 +74,7 @@ def update_tensors(config: RunConfig, manifest: Sequence[TensorSpec]) -> Layout:
 
     algorithm = load_algorithm(config.algorithm)
     if config.secure is None:
-        return update_layout(manifest, algorithm.uploads, config.buffers)
+        return update_layout(manifest, algorithm.uploads, config.buffers, algorithm.own_specs(manifest))
     return sum_layout(config, Plan(config, algorithm, manifest, config.clients_expected).length)
 
 

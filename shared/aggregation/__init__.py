@@ -63,6 +63,8 @@ def aggregate(
     folder: Path,
     adjustment: Adjustment = UNCHANGED,
     rule: AnyRule = MEAN,
+    number: int = 1,
+    seed: int = 0,
 ) -> Aggregated:
     """Combine a round's updates and write the results into ``folder``.
 
@@ -70,7 +72,8 @@ def aggregate(
     ``weights`` are the p_k by client index, ``clients`` is N, all trainers enrolled. Parameters follow the
     algorithm, whose sums of updates go by ``rule``; floating buffers are the p_k-weighted mean (the rule's),
     or with ``keep-local`` stay those of ``model``, as do frozen and integer tensors. ``adjustment`` is made
-    to the models that the algorithm returns. Results have the manifest's dtypes.
+    to the models that the algorithm returns. In a round ``number`` in which clients do not train, buffers
+    stay, and nothing is adjusted. ``seed`` is the run's. Results have the manifest's dtypes.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
     the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
@@ -79,10 +82,12 @@ def aggregate(
     ordered = sorted(updates, key=lambda update: update.info.index)
     given = _check_weights([update.info.index for update in ordered], weights)
     names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
-    stream = _make_stream(ordered, names[TensorKind.PARAMETER], rule, model)
+    stream = _make_stream(ordered, names[TensorKind.PARAMETER], rule, model, algorithm.own_specs(manifest))
+    trained = algorithm.trains(number)
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
-        state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        stored = ((algorithm.downloads, broadcast), (algorithm.private, private))
+        state = _read_state(files, algorithm, manifest, *stored)
         start = {spec.name: x.tensor(wire.MODEL, spec.name) for spec in stream.parameters}
         combined = algorithm.combine(
             ServerRound(
@@ -93,12 +98,15 @@ def aggregate(
                 clients=clients,
                 learning_rate=local.learning_rate,
                 momentum=local.momentum,
+                round=number,
+                seed=seed,
             )
         )
         _check_groups(algorithm, combined)
-        if adjustment:
+        if adjustment and trained:
             combined = _adjust(combined, start, adjustment)
-        averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if buffers == "average" else {}
+        averages = buffers == "average" and trained
+        averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if averages else {}
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}
         rest |= averaged
         made = _write_results(algorithm, manifest, combined, rest, folder)
@@ -106,10 +114,14 @@ def aggregate(
 
 
 def _make_stream(
-    updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec], rule: AnyRule, model: Path
+    updates: Sequence[UpdateFile],
+    parameters: Sequence[TensorSpec],
+    rule: AnyRule,
+    model: Path,
+    own: Mapping[str, Sequence[TensorSpec]],
 ) -> Stream:
     if isinstance(rule, MeanRule):
-        return Stream(updates, parameters)
+        return Stream(updates, parameters, own)
     from shared.aggregation.robust import RobustStream
 
     return RobustStream(updates, parameters, rule, model)
@@ -126,6 +138,8 @@ def aggregate_sums(
     clients: int,
     local: LocalTraining,
     folder: Path,
+    number: int = 1,
+    seed: int = 0,
 ) -> Aggregated:
     """As :func:`aggregate`, of a round of which only sums are known; the sum of scores is above 0.
 
@@ -138,10 +152,10 @@ def aggregate_sums(
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
         start = {spec.name: x.tensor(wire.MODEL, spec.name) for spec in manifest}
-        stream = Stream([], parameters)
-        state = _read_state(files, stream, (algorithm.downloads, broadcast), (algorithm.private, private))
+        stored = ((algorithm.downloads, broadcast), (algorithm.private, private))
+        state = _read_state(files, algorithm, manifest, *stored)
         trainable = {spec.name: start.pop(spec.name) for spec in parameters}
-        round = SecureRound.of(sums, trainable, state, clients, local)
+        round = SecureRound.of(sums, trainable, state, clients, local, number, seed)
         combined = algorithm.combine(round)
         _check_groups(algorithm, combined)
         return _write_results(algorithm, manifest, combined, start | round.mean_buffers(start), folder)
@@ -162,7 +176,10 @@ def _check_weights(indices: Sequence[int], weights: Mapping[int, float]) -> dict
 
 
 def _read_state(
-    files: ExitStack, stream: Stream, *stored: tuple[Sequence[str], Path | None]
+    files: ExitStack,
+    algorithm: Algorithm[Any],
+    manifest: Sequence[TensorSpec],
+    *stored: tuple[Sequence[str], Path | None],
 ) -> dict[str, Mapping[str, Tensor]]:
     """The server's groups, mapped from their files; zeros that take no memory where there is no file."""
     state: dict[str, Mapping[str, Tensor]] = {}
@@ -173,7 +190,7 @@ def _read_state(
                 spec.name: file.tensor(group, spec.name)
                 if file
                 else make_zeros(_scalar(spec)).expand(spec.shape)
-                for spec in stream.parameters
+                for spec in algorithm.specs_of(group, manifest)
             }
     return state
 
@@ -221,8 +238,10 @@ def _write_results(
     return Aggregated(
         model,
         scored,
-        _write_groups(folder / "broadcast.safetensors", manifest, algorithm.downloads, combined.state),
-        _write_groups(folder / "private.safetensors", manifest, algorithm.private, combined.state),
+        _write_groups(
+            folder / "broadcast.safetensors", manifest, algorithm, algorithm.downloads, combined.state
+        ),
+        _write_groups(folder / "private.safetensors", manifest, algorithm, algorithm.private, combined.state),
     )
 
 
@@ -231,13 +250,21 @@ def _write_model(path: Path, manifest: Iterable[TensorSpec], tensors: Mapping[st
 
 
 def _write_groups(
-    path: Path, manifest: Iterable[TensorSpec], groups: Sequence[str], state: Groups
+    path: Path,
+    manifest: Sequence[TensorSpec],
+    algorithm: Algorithm[Any],
+    groups: Sequence[str],
+    state: Groups,
 ) -> Written | None:
     if not groups:
         return None
-    specs = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    specs = {group: algorithm.specs_of(group, manifest) for group in groups}
     return wire.write(
-        path, {group: {s.name: _cast_and_check(s, state[group], group) for s in specs} for group in groups}
+        path,
+        {
+            group: {spec.name: _cast_and_check(spec, state[group], group) for spec in specs[group]}
+            for group in groups
+        },
     )
 
 

@@ -116,7 +116,7 @@ def close_round(
         why = "; ".join(reasons) or "no update that arrived can be read"
         return RoundResult(told, None, start.memory, UNCHANGED, why)
     if config.secure is not None:
-        summed, why = _add_up(config, manifest, start, arrived, all_clients, folder)
+        summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
         return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
     made = aggregate(
         algorithm=load_algorithm(config.algorithm),
@@ -132,6 +132,8 @@ def close_round(
         folder=folder,
         adjustment=weighed.adjustment,
         rule=config.aggregation,
+        number=number,
+        seed=config.seed,
     )
     if made.shares is not None:
         told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
@@ -205,6 +207,7 @@ def _add_up(
     arrived: Sequence[Arrived],
     all_clients: Sequence[Contribution],
     folder: Path,
+    number: int,
 ) -> tuple[Aggregated | None, str]:
     """The next model of the sums that the coordinator of a secure run learns, here without masks.
 
@@ -219,7 +222,7 @@ def _add_up(
     for update in arrived:
         score = score_of(config, update.known, totals)
         total += plan.encode(start.model, update.path, score, update.info.steps)
-    return _step_by_sums(plan, plan.decode(total, len(arrived)), start, len(all_clients), folder)
+    return _step_by_sums(plan, plan.decode(total, len(arrived)), start, len(all_clients), folder, number)
 
 
 def close_masked_round(
@@ -230,6 +233,8 @@ def close_masked_round(
     uploads: Sequence[Path],
     clients: int,
     folder: Path,
+    *,
+    number: int = 1,
 ) -> RoundResult:
     """Unmask the sum of a secure round's uploads, and make the next model of it.
 
@@ -243,7 +248,7 @@ def close_masked_round(
 
     plan = Plan(config, load_algorithm(config.algorithm), manifest, len(secure.advertisements))
     sums = plan.decode(_unmask(secure, uploads), len(uploads))
-    files, why = _step_by_sums(plan, sums, start, clients, folder)
+    files, why = _step_by_sums(plan, sums, start, clients, folder, number)
     return RoundResult((), files, start.memory, UNCHANGED, why or None, sums)
 
 
@@ -268,7 +273,7 @@ def _unmask(secure: Coordinator, uploads: Sequence[Path]) -> RingVector:
 
 
 def _step_by_sums(
-    plan: Plan, sums: RoundSums, start: Start, clients: int, folder: Path
+    plan: Plan, sums: RoundSums, start: Start, clients: int, folder: Path, number: int
 ) -> tuple[Aggregated | None, str]:
     """The next model of a round's sums. Without a model, why there is none; otherwise nothing."""
     from shared.aggregation import aggregate_sums
@@ -285,5 +290,7 @@ def _step_by_sums(
         clients=clients,
         local=plan.config.local,
         folder=folder,
+        number=number,
+        seed=plan.config.seed,
     )
     return files, ""

@@ -299,6 +299,8 @@ class SecureRound(ServerRound):
         state: Mapping[str, Mapping[str, Tensor]],
         clients: int,
         local: LocalTraining,
+        number: int,
+        seed: int,
     ) -> SecureRound:
         return cls(
             model=model,
@@ -309,6 +311,8 @@ class SecureRound(ServerRound):
             learning_rate=local.learning_rate,
             momentum=local.momentum,
             sums=sums,
+            round=number,
+            seed=seed,
         )
 
     def mean(self, group: str = wire.MODEL, scale: float = 1.0) -> Tensors:

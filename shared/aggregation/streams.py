@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shared import wire
@@ -30,16 +31,23 @@ class UpdateFile:
 class Stream:
     """The updates of a round (``shared.algorithms.base.Updates``)."""
 
-    def __init__(self, updates: Sequence[UpdateFile], parameters: Sequence[TensorSpec]) -> None:
+    def __init__(
+        self,
+        updates: Sequence[UpdateFile],
+        parameters: Sequence[TensorSpec],
+        own: Mapping[str, Sequence[TensorSpec]] = MappingProxyType({}),
+    ) -> None:
+        """``own`` are the tensors of groups that are not shaped like the parameters."""
         self._updates = updates
         self.parameters = parameters
+        self._own = own
 
     @property
     def infos(self) -> Sequence[UpdateInfo]:
         return [update.info for update in self._updates]
 
     def weighted_sum(self, coefficients: Mapping[int, float], group: str = wire.MODEL) -> Tensors:
-        return self.sum_of(coefficients, self.parameters, group)
+        return self.sum_of(coefficients, self._own.get(group, self.parameters), group)
 
     def sum_of(
         self, coefficients: Mapping[int, float], specs: Sequence[TensorSpec], group: str = wire.MODEL

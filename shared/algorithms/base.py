@@ -5,18 +5,23 @@ A method overrides what differs and nothing else; the loop (``shared.training``)
 returned, what is missing at a first participation is zero.
 
 Tensor groups are declared: the wire format, the worker's journal and the traffic figures follow
-from the declaration. Every group is shaped like the model's trainable parameters.
+from the declaration. A group is shaped like the model's trainable parameters, unless ``own_specs``
+says otherwise.
+
+What happens beside the average is declared as well: rounds in which clients do not train (``trains``),
+and what updates tell of the features of each class (``tells``, with :mod:`shared.features`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field
 
 from shared.config import Frozen
+from shared.schemas import TensorKind, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,10 +39,15 @@ __all__ = [
     "LocalRound",
     "ServerRound",
     "Sum",
+    "Told",
     "UpdateInfo",
     "Updates",
     "effective_steps",
 ]
+
+
+Told = Literal["nothing", "means", "covariances"]
+"""What updates tell of each class at a site, beside the model: of its features, from least to most."""
 
 
 class AlgorithmParameters(Frozen):
@@ -78,6 +88,8 @@ class LocalRound:
 
     ``parameters`` are the live trainable parameters by name; ``start`` are detached copies of the values
     received; ``received`` and ``kept`` hold the declared groups (zeros where nothing is there yet).
+    ``look`` goes once over all of the client's examples, as they are scored: inputs as the model takes them,
+    and targets, batch by batch.
     """
 
     model: nn.Module
@@ -91,6 +103,9 @@ class LocalRound:
     momentum: float
     steps: int = 0
     scratch: dict[str, Any] = field(default_factory=dict)
+    round: int = 1
+    manifest: Sequence[TensorSpec] = ()
+    look: Callable[[], Iterator[tuple[Tensor, Tensor]]] = lambda: iter(())
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ class Updates(Protocol):
     def infos(self) -> Sequence[UpdateInfo]: ...
 
     def weighted_sum(self, coefficients: Mapping[int, float], group: str = "model") -> Tensors:
-        """``sum_k coefficients[k] * group_k`` over the trainable parameters, in float32 or wider.
+        """``sum_k coefficients[k] * group_k`` over the group's tensors, in float32 or wider.
 
         Clients without a coefficient, or with 0, are skipped.
         """
@@ -140,6 +155,12 @@ class ServerRound:
     clients: int
     learning_rate: float
     momentum: float
+    round: int = field(default=1, kw_only=True)
+    seed: int = field(default=0, kw_only=True)  # the run's
+
+    def total(self, group: str) -> Tensors:
+        """``sum_{k in S} group_k``, whatever the weights: of what clients have counted."""
+        return self.updates.weighted_sum({info.index: 1.0 for info in self.updates.infos}, group)
 
     def mean(self, group: str = "model", scale: float = 1.0) -> Tensors:
         """``scale sum_k p_k group_k``."""
@@ -213,9 +234,23 @@ class Algorithm(Generic[P]):
     uploads: tuple[str, ...] = ()  # groups that a client sends beside its model
     keeps: tuple[str, ...] = ()  # groups that a client keeps for its next round
     sums: tuple[Sum, ...] = (Sum("model", "weight"),)  # all that combine asks of the updates
+    tells: Told = "nothing"  # what updates tell of the features of each class, beside the model
 
     def __init__(self, parameters: P) -> None:
         self.parameters = parameters
+
+    def trains(self, round: int) -> bool:
+        """Whether clients train in this round (from 1). Otherwise they make no step: ``finish`` measures."""
+        return True
+
+    def own_specs(self, manifest: Sequence[TensorSpec]) -> Mapping[str, Sequence[TensorSpec]]:
+        """Of the groups that have tensors of their own, not one for each trainable parameter: which."""
+        return {}
+
+    def specs_of(self, group: str, manifest: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """The tensors of a declared group."""
+        parameters = tuple(spec for spec in manifest if spec.kind is TensorKind.PARAMETER)
+        return self.own_specs(manifest).get(group, parameters)
 
     # ------------------------------------------------------------ client half
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from shared.algorithms.base import Algorithm, AlgorithmParameters, Batch, LocalFinish, LocalRound
+from shared.features import FEATURES, evaluating, listen, stop_listening
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -40,31 +39,20 @@ class Moon(Algorithm[MoonParameters]):
 
     def begin(self, local: LocalRound) -> None:
         """Listens at the classifier, so that the batch's own features cost no further pass."""
-        layer = _classifier(local.model, self.parameters.classifier)
-        owner = weakref.ref(local)
-
-        def listen(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            live = owner()
-            if live is None:  # the round was stopped: nobody called finish
-                handle.remove()
-            else:
-                live.scratch["features"] = inputs[0]
-
-        handle = layer.register_forward_pre_hook(listen)
-        local.scratch["handle"] = handle
+        listen(local, _classifier(local.model, self.parameters.classifier))
         local.scratch["buffers"] = {name: value.clone() for name, value in local.model.named_buffers()}
 
     def extra_loss(self, local: LocalRound, batch: Batch) -> Tensor | None:
         if local.first_time:
             return None
-        features = local.scratch["features"]
-        with _evaluating(local.model):
+        features = local.scratch[FEATURES]
+        with evaluating(local.model):
             towards = _features(local, local.start, batch.inputs)
             away = _features(local, local.kept["previous"], batch.inputs)
         return self.parameters.mu * contrastive_loss(features, towards, away, self.parameters.temperature)
 
     def finish(self, local: LocalRound) -> LocalFinish:
-        local.scratch.pop("handle").remove()
+        stop_listening(local)
         previous = {name: parameter.detach().clone() for name, parameter in local.parameters.items()}
         return LocalFinish(kept={"previous": previous})
 
@@ -105,24 +93,9 @@ def _classifier(model: nn.Module, name: str | None) -> nn.Module:
     return linear[-1]
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradient; each module's own mode comes back (some may be frozen in it)."""
-    from torch import no_grad
-
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _features(local: LocalRound, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     from torch.func import functional_call
 
     functional_call(local.model, {**local.scratch["buffers"], **parameters}, (inputs,))
-    found: Tensor = local.scratch["features"]
+    found: Tensor = local.scratch[FEATURES]
     return found

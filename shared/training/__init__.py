@@ -8,8 +8,9 @@ drawn from the global generators before; those are left as they were found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from shared.algorithms.base import Algorithm, Batch, LocalRound
 from shared.reproducible import reproducible
 from shared.seeds import derive, torch_generator
 from shared.training.batches import batches, check_batches, epochs_of, planned_steps, smallest_batch
+from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.local_round import LOCAL_BUFFERS, Diverged, LocalResult, local_result, local_round
 from shared.training.sgd import SGD
 
@@ -94,11 +96,23 @@ def train(
     began = clock()
     model.to(device)
     state = local_round(
-        model, algorithm, local, start, received, kept, first_time, relative_size, buffers=buffers
+        model,
+        algorithm,
+        local,
+        start,
+        received,
+        kept,
+        first_time,
+        relative_size,
+        buffers=buffers,
+        round=round,
+        look=partial(_look, task, examples, device),
     )
     loop = _Loop(task, algorithm, state, local, device, precision)
     smallest = smallest_batch(model)
     check_batches(local, len(examples), smallest)
+    if not algorithm.trains(round):
+        local = local.model_copy(update={"epochs": None, "steps": 0, "steps_range": None})
     steps = planned_steps(local, len(examples), seed, round, index, smallest)
     epochs = epochs_of(steps, local, len(examples), smallest)
     order = batches(local, len(examples), seed, round, index, smallest)
@@ -114,6 +128,13 @@ def train(
             if on_progress is not None:
                 on_progress(TrainProgress(epoch, epochs, step, steps, loop.mean_loss))
         return local_result(algorithm, state, len(examples), loop.mean_loss, clock() - began, buffers=buffers)
+
+
+def _look(task: Task, examples: Examples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Once over all examples, as they are scored."""
+    for first in range(0, len(examples), EVALUATION_BATCH):
+        inputs = examples.inputs[first : first + EVALUATION_BATCH].to(device)
+        yield task.prepare(inputs, None), examples.targets[first : first + EVALUATION_BATCH].to(device)
 
 
 class _Loop:

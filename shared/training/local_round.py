@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, LocalRound
 from shared.problems import InvalidConfiguration
-from shared.schemas import TensorKind
+from shared.schemas import TensorKind, TensorSpec
+from shared.wire.header import DTYPES
 from shared.wire.tensors import load_into, manifest_of, trainable
 
 if TYPE_CHECKING:
@@ -68,11 +69,13 @@ def local_round(
     relative_size: float,
     *,
     buffers: Literal["average", "keep-local"],
+    round: int,
+    look: Callable[[], Iterator[tuple[Tensor, Tensor]]],
 ) -> LocalRound:
     """``model``, overwritten by ``start``, ready to be trained.
 
-    The arguments are those of :func:`shared.training.train`. Raises InvalidConfiguration if the model has
-    nothing to train.
+    The arguments are those of :func:`shared.training.train`, and :attr:`LocalRound.look`.
+    Raises InvalidConfiguration if the model has nothing to train.
     """
     load_into(model, {**start, **kept.get(LOCAL_BUFFERS, {})} if buffers == "keep-local" else start)
     model.train()
@@ -82,16 +85,20 @@ def local_round(
             f"model: {type(model).__name__} has no trainable parameter.",
             hint="Leave requires_grad of what is to be trained.",
         )
+    manifest = manifest_of(model)
     return LocalRound(
         model=model,
         parameters=parameters,
         start={name: parameter.detach().clone() for name, parameter in parameters.items()},
-        received=_groups(algorithm.downloads, received, parameters),
-        kept=_groups(algorithm.keeps, kept, parameters),
+        received=_groups(algorithm, algorithm.downloads, received, manifest, parameters),
+        kept=_groups(algorithm, algorithm.keeps, kept, manifest, parameters),
         first_time=first_time,
         relative_size=relative_size,
         learning_rate=local.learning_rate,
         momentum=local.momentum,
+        round=round,
+        manifest=manifest,
+        look=look,
     )
 
 
@@ -118,16 +125,26 @@ def local_result(
 
 
 def _groups(
-    declared: Sequence[str], given: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, nn.Parameter]
+    algorithm: Algorithm[Any],
+    declared: Sequence[str],
+    given: Mapping[str, Mapping[str, Tensor]],
+    manifest: Sequence[TensorSpec],
+    parameters: Mapping[str, nn.Parameter],
 ) -> Groups:
     """The declared groups on the parameters' device; zeros for a group that is not there yet."""
+    device = next(iter(parameters.values())).device
     groups: Groups = {}
     for group in declared:
+        specs = algorithm.specs_of(group, manifest)
         if group in given:
-            groups[group] = {name: given[group][name].to(p.device) for name, p in parameters.items()}
+            groups[group] = {spec.name: given[group][spec.name].to(device) for spec in specs}
         else:
-            groups[group] = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+            groups[group] = {spec.name: _zeros(spec, device) for spec in specs}
     return groups
+
+
+def _zeros(spec: TensorSpec, device: torch.device) -> Tensor:
+    return torch.zeros(spec.shape, dtype=getattr(torch, DTYPES[spec.dtype].torch), device=device)
 
 
 def _check_declared(kind: str, declared: Sequence[str], returned: Groups) -> Groups:

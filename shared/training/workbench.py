@@ -103,7 +103,8 @@ class Workbench:
     @property
     def broadcast_bytes(self) -> int:
         """The most that a file of what the algorithm sends beside the model can have."""
-        return wire.largest_bytes(wire.groups_layout(self.manifest, self.algorithm.downloads))
+        own = self.algorithm.own_specs(self.manifest)
+        return wire.largest_bytes(wire.groups_layout(self.manifest, self.algorithm.downloads, own))
 
     # ------------------------------------------------------------ data
 
@@ -236,7 +237,7 @@ class Workbench:
                 start={spec.name: model.tensor(wire.MODEL, spec.name) for spec in self.manifest},
                 received=self._groups(files, task.broadcast, self.algorithm.downloads),
                 kept=self._groups(files, kept, self.algorithm.keeps)
-                | self._groups(files, kept, self._local_buffers, TensorKind.BUFFER),
+                | self._groups(files, kept, self._local_buffers),
             )
 
     def _groups(
@@ -244,15 +245,21 @@ class Workbench:
         files: ExitStack,
         path: Path | None,
         groups: tuple[str, ...],
-        kind: TensorKind = TensorKind.PARAMETER,
     ) -> Groups:
         """Those of the groups that the file holds: a new version of an algorithm may keep more."""
-        names = [spec.name for spec in self.manifest if spec.kind is kind]
-        if path is None or not groups or not names:
+        if path is None or not groups:
             return {}
-        file = files.enter_context(wire.opened(path))
-        present = [group for group in groups if any(file.has(group, name) for name in names)]
-        return {group: {name: file.tensor(group, name) for name in names} for group in present}
+        file, found = files.enter_context(wire.opened(path)), {}
+        for group in groups:
+            names = self._names(group)
+            if any(file.has(group, name) for name in names):
+                found[group] = {name: file.tensor(group, name) for name in names}
+        return found
+
+    def _names(self, group: str) -> list[str]:
+        if group == LOCAL_BUFFERS:
+            return [spec.name for spec in self.manifest if spec.kind is TensorKind.BUFFER]
+        return [spec.name for spec in self.algorithm.specs_of(group, self.manifest)]
 
     @property
     def _local_buffers(self) -> tuple[str, ...]:

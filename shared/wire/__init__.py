@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared.files import replacing
@@ -73,18 +74,28 @@ def model_layout(manifest: Iterable[TensorSpec]) -> Layout:
 
 
 def update_layout(
-    manifest: Iterable[TensorSpec], uploads: Sequence[str], buffers: Literal["average", "keep-local"]
+    manifest: Iterable[TensorSpec],
+    uploads: Sequence[str],
+    buffers: Literal["average", "keep-local"],
+    own: Mapping[str, Sequence[TensorSpec]] = MappingProxyType({}),
 ) -> Layout:
-    """An update file: trainable parameters, averaged buffers, and the algorithm's upload groups."""
+    """An update file: trainable parameters, averaged buffers, and the algorithm's upload groups.
+
+    ``own`` are the tensors of groups that are not shaped like the parameters, here and below.
+    """
     manifest = tuple(manifest)
     sent = {TensorKind.PARAMETER} | ({TensorKind.BUFFER} if buffers == "average" else set())
     model = [(MODEL, spec) for spec in manifest if spec.kind in sent]
-    return _layout([*model, *_parameter_groups(manifest, uploads)])
+    return _layout([*model, *_group_specs(manifest, uploads, own)])
 
 
-def groups_layout(manifest: Iterable[TensorSpec], groups: Sequence[str]) -> Layout:
-    """A file of parameter-shaped groups only: server state, or what a client keeps."""
-    return _layout(_parameter_groups(tuple(manifest), groups))
+def groups_layout(
+    manifest: Iterable[TensorSpec],
+    groups: Sequence[str],
+    own: Mapping[str, Sequence[TensorSpec]] = MappingProxyType({}),
+) -> Layout:
+    """A file of an algorithm's groups only: server state, or what a client keeps."""
+    return _layout(_group_specs(tuple(manifest), groups, own))
 
 
 def largest_bytes(layout: Layout) -> int:
@@ -93,8 +104,11 @@ def largest_bytes(layout: Layout) -> int:
     return data + _HEADER_ALLOWANCE + _HEADER_PER_TENSOR * len(layout)
 
 
-def _parameter_groups(manifest: Sequence[TensorSpec], groups: Sequence[str]) -> list[tuple[str, TensorSpec]]:
-    return [(group, spec) for group in groups for spec in manifest if spec.kind is TensorKind.PARAMETER]
+def _group_specs(
+    manifest: Sequence[TensorSpec], groups: Sequence[str], own: Mapping[str, Sequence[TensorSpec]]
+) -> list[tuple[str, TensorSpec]]:
+    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    return [(group, spec) for group in groups for spec in own.get(group, parameters)]
 
 
 def _layout(items: Iterable[tuple[str, TensorSpec]]) -> dict[str, TensorSpec]:

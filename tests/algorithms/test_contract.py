@@ -90,7 +90,7 @@ def _update(
     method: Any, client: int, number: int, model: Path, broadcast: Path | None, kept: Any, folder: Path
 ) -> tuple[UpdateFile, Any]:
     start = wire.read_group(model, "model", ALL_NAMES)
-    received = groups_in(broadcast, method.downloads, NAMES)
+    received = groups_in(broadcast, method, MANIFEST)
     result = local_round(method, client, start, received, kept, number=number)
     path = wire.write(folder / f"update-{number}-{client}.safetensors", result.tensors).path
     relative_size = len(SIZES) * SIZES[client] / sum(SIZES)
@@ -116,7 +116,8 @@ def test_three_rounds_with_changing_participants(choice: AlgorithmChoice, tmp_pa
         files = []
         for client in present:
             file, kept[client] = _update(method, client, number, model, state[0], kept[client], tmp_path)
-            wire.validate(file.path, wire.update_layout(MANIFEST, method.uploads, "average"))
+            own = method.own_specs(MANIFEST)
+            wire.validate(file.path, wire.update_layout(MANIFEST, method.uploads, "average", own))
             assert set(kept[client]) == set(method.keeps)
             assert all(list(group) == NAMES for group in kept[client].values())
             files.append(file)
@@ -126,7 +127,7 @@ def test_three_rounds_with_changing_participants(choice: AlgorithmChoice, tmp_pa
         for made, groups in ((done.broadcast, method.downloads), (done.private, method.private)):
             assert (made is not None) == bool(groups)
             if made is not None:
-                wire.validate(made.path, wire.groups_layout(MANIFEST, groups))
+                wire.validate(made.path, wire.groups_layout(MANIFEST, groups, method.own_specs(MANIFEST)))
         before, model = model, done.model.path
         state = (_path(done.broadcast), _path(done.private))
         _check_the_rest(before, model, files)
@@ -164,13 +165,12 @@ def _trained(choice: AlgorithmChoice, built: Callable[[], nn.Module], folder: Pa
     folder.mkdir()
     manifest = manifest_of(built())
     names = [spec.name for spec in manifest]
-    trained = [spec.name for spec in manifest if spec.kind is TensorKind.PARAMETER]
     method, kept = _method(choice), [dict[str, Any]() for _ in SIZES]
     state: tuple[Path | None, Path | None] = (None, None)
     model = wire.write(folder / "initial.safetensors", {"model": state_of(built())}).path
     for number, present in enumerate([(0, 1), (1, 2), (0, 1, 2)], 1):
         start, files = wire.read_group(model, "model", names), []
-        received = groups_in(state[0], method.downloads, trained)
+        received = groups_in(state[0], method, manifest)
         for k in present:
             result = local_round(method, k, start, received, kept[k], number=number, model=built())
             kept[k] = result.kept

@@ -108,6 +108,8 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
 # those that remember rounds, ask for losses, or look at updates; Disco is what the algorithms run with
 WEIGHTINGS = ("entropy", "fedadp", "fedawa", "feddgga", "fedlws", "nashmtl", "qfedavg")
 KINDS = (*available(), GENTLE_START, *WEIGHTINGS)
+# so that three rounds train, measure, and train with what was measured
+PARAMETERS = {"fedfm": {"start": 1}}
 
 
 def config_of(kind: str) -> RunConfig:
@@ -115,7 +117,7 @@ def config_of(kind: str) -> RunConfig:
         return run_config("with-gentle-start", algorithm=kind, clients_per_round=2, rounds=4)
     if kind in WEIGHTINGS:
         return run_config(f"weighted-{kind}", weighting={"kind": kind}, clients_per_round=2, rounds=4)
-    return run_config(f"with-{kind}", algorithm=kind)
+    return run_config(f"with-{kind}", algorithm={"name": kind, "parameters": PARAMETERS.get(kind, {})})
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 from shared import wire
 from shared.config import LocalTraining
 from shared.data import Examples
+from shared.schemas import TensorSpec
 from shared.training import LocalResult, TrainProgress, train
 
 LOCAL = LocalTraining(steps=3, batch_size=4, learning_rate=0.05, momentum=0.9, weight_decay=1e-4)
@@ -113,5 +114,7 @@ def local_round(
     )
 
 
-def groups_in(path: Path | None, groups: tuple[str, ...], names: list[str]) -> dict[str, dict[str, Tensor]]:
-    return {} if path is None else {group: wire.read_group(path, group, names) for group in groups}
+def groups_in(path: Path | None, method: Any, manifest: Sequence[TensorSpec]) -> dict[str, dict[str, Tensor]]:
+    """What clients receive of a broadcast file."""
+    names = {group: [spec.name for spec in method.specs_of(group, manifest)] for group in method.downloads}
+    return {} if path is None else {group: wire.read_group(path, group, names[group]) for group in names}

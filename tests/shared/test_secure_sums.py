@@ -59,7 +59,7 @@ DRAWN = (5, 0, 3, 1)
 GLOBAL = {"kind": "disco", "target": "global", "normalise": "all_clients", "on_all_zero": "raise"}
 STEPS = {0: 12, 1: 4, 3: 26, 5: 9}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in available()),
+    *((name, {}) for name in available() if load_algorithm(AlgorithmChoice(name=name)).tells == "nothing"),
     ("fedprox", {"mu": 0.1, "normalised": True}),
     ("scaffold", {"dual_weights": "same"}),
     ("feddc", {"gradient_term": False}),

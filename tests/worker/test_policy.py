@@ -63,6 +63,7 @@ POLICIES = st.builds(
     fewest_trainers=st.integers(1, 100),
     sums_only=st.booleans(),
     smallest_sum=st.integers(3, 100),
+    features=st.sampled_from(["nothing", "means", "covariances"]),
     disclosure=st.sampled_from(["none", "noised", "exact"]),
     epsilon=st.floats(0.001, 100),
     metrics=st.lists(st.sampled_from(["kl", "l1", "l2", "cosine"]), unique=True).map(tuple),
@@ -212,6 +213,7 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], Fault]] = {
     "disclosure": ("none", {"weighting": {"kind": "disco"}}, Fault(FaultCode.NOTHING_TOLD)),
     "metrics": ("[kl]", {"weighting": L1}, Fault(FaultCode.OTHER_METRIC)),
     "targets": ("[uniform]", {"weighting": HALVES}, Fault(FaultCode.TARGET_NOT_ALLOWED)),
+    "features": ("nothing", {"algorithm": "fedfm"}, Fault(FaultCode.FEATURES_NOT_TOLD)),
 }
 GOOD: dict[str, Any] = {
     "rounds": 1, "min_clients": 2, "quorum": 2, "weighting": {"kind": "sizes"}, "local": {"steps": 3},

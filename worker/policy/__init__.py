@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from shared.algorithms.base import Told
 from shared.discrepancy import Metric
 from shared.fingerprints import parse_fingerprint
 from shared.frozen import Frozen
@@ -117,6 +118,11 @@ class Policy(Frozen):
         "writes out (`explicit`), which then is the only one for ever, and that of all sites together "
         "(`global`), for which the label counts here are added up with the others' in a secure sum.",
     )
+    features: Told = Field(
+        "nothing",
+        description="What runs are told of each class here, as the model sees it: `nothing`, sums that give "
+        "`means` of features, or `covariances` too. Both give away the label counts, and traces of examples.",
+    )
     sizes: Sizes = Field(
         "exact",
         description="The number of examples as it is (`exact`), or to two significant digits (`rounded`).",
@@ -152,6 +158,7 @@ DEALT = Policy(
     largest_batch=None,
     fewest_trainers=1,
     disclosure="exact",
+    features="covariances",
 )
 """For data that the run's partition deals: nobody's secret."""
 

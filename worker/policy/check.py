@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from shared.algorithms import load_algorithm
 from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
+from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.secure.ring import SMALLEST_SUM
 from worker.disclosure import NotDisclosed, Rule, check_rule
@@ -29,6 +31,7 @@ _LIMITS: Final = {
     "fewest_updates": FaultCode.TOO_FEW_UPDATES,
     "smallest_sum": FaultCode.TOO_FEW_IN_SUM,
 }
+_GRADES: Final = ("nothing", "means", "covariances")
 _DISCLOSURE: Final = {
     FaultCode.NOTHING_TOLD: "disclosure",
     FaultCode.OTHER_METRIC: "metrics",
@@ -89,6 +92,7 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
     if role is Role.TRAINER:
         yield from _find_training_refusals(config, policy)
         yield from _find_disclosure_refusals(view, policy, dealt)
+        yield from _find_features_refusals(config, policy)
 
 
 def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
@@ -103,6 +107,18 @@ def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refu
         needed = max(needed, SMALLEST_SUM)
         yield from _find_excess("smallest_sum", config.clients_expected, policy)
     yield from _find_excess("fewest_updates", needed, policy)
+
+
+def _find_features_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
+    """Of built-in algorithms: what one's own sends is for `algorithms` to decide."""
+    if ":" in config.algorithm.name:
+        return
+    try:
+        told = load_algorithm(config.algorithm).tells
+    except InvalidConfiguration:  # of another version: it is said when the run is built
+        return
+    if _GRADES.index(told) > _GRADES.index(policy.features):
+        yield _Refusal("features", f"{told} of features", Fault(FaultCode.FEATURES_NOT_TOLD))
 
 
 def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:
