@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from server.blobs import BlobStore
+from server.blobs import BlobStore, DiskBlobs, open_blobs, open_lines
 from server.blobs.integrity import BlobIntegrity
-from server.blobs.owner import MARK, read_owner
 from server.clock import utc_now
 from server.database.copying import load_copy, write_copy
 from server.database.migrations import check_current
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
+from server.json_lines import FileLines, Lines
 from server.ownership import owning
 from server.removals import FILE as REMOVALS_FILE
 from server.removals import Removals
@@ -69,13 +69,21 @@ def _unchanging(path: Path) -> str:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Store]:
+def _reached(url: str) -> Iterator[Store]:
+    """Whatever is in the database."""
     engine = make_engine(url)
     try:
-        check_current(engine)
         yield Store(engine)
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[Store]:
+    """At the present schema."""
+    with _reached(url) as store:
+        check_current(store.engine)
+        yield store
 
 
 # -------------------------------------------------------------------- out
@@ -106,13 +114,14 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
     write_copy(settings.database, partial / DATABASE)
     with _opened(_unchanging(partial / DATABASE)) as store:
         needed, database_id = store.referenced_blobs(), store.read_database_id()
-    source = BlobStore(settings.data_folder / "blobs", create=False)
-    copied, lost = _copy_files(source, BlobStore(folder / "blobs"), needed, trust=True)
+    with _opened(settings.database) as live:
+        source = open_blobs(settings, live, create=False)
+        copied, lost = _copy_files(source, DiskBlobs(folder / "blobs"), needed, trust=True)
     if lost:
         with _opened(settings.database) as live:  # collected since is not lost
             needed = live.referenced_blobs()
         lost = {digest: fault for digest, fault in lost.items() if digest in needed}
-    _keep_revocations(settings.data_folder, partial)
+    _keep_revocations(open_lines(settings, FILE), partial)
     manifest = {
         "at": now.isoformat(),
         "version": VERSION,
@@ -140,15 +149,15 @@ def _copy_files(
 
     ``trust``: a file that the target has is not read.
     """
-    integrity, copied, lost = BlobIntegrity(), 0, dict[str, str]()
+    integrity, copied, lost = BlobIntegrity(source), 0, dict[str, str]()
     for digest in sorted(needed):
-        if target.exists(digest) and (trust or digest_of(target.path(digest)) == digest):
+        if target.exists(digest) and (trust or target.hash(digest) == digest):
             continue
-        if (fault := integrity.find_fault(source.path(digest), digest)) is not None:
+        if (fault := integrity.find_fault(digest)) is not None:
             lost[digest] = fault
             continue
-        with target.workspace() as folder, storage_errors(target.folder):
-            copy = Path(shutil.copyfile(source.path(digest), folder / digest))
+        with source.local(digest) as path, target.workspace() as folder, storage_errors(target.folder):
+            copy = Path(shutil.copyfile(path, folder / digest))
             if digest_of(copy) != digest:
                 lost[digest] = "changed while it was copied"
                 continue
@@ -157,10 +166,9 @@ def _copy_files(
     return copied, lost
 
 
-def _keep_revocations(data_folder: Path, target: Path) -> None:
-    with storage_errors(target):
-        if (data_folder / FILE).exists():
-            replace_file(target / FILE, (data_folder / FILE).read_bytes(), mode=PRIVATE)
+def _keep_revocations(known: Lines, target: Path) -> None:
+    if found := known.read():
+        FileLines(target / FILE).replace(found)
 
 
 def _list(folder: Path) -> list[_Snapshot]:
@@ -187,7 +195,7 @@ def _remove_old(folder: Path, keep: int) -> None:
     for snapshot in _list(folder):
         with _opened(_unchanging(snapshot.database)) as store:
             needed |= store.referenced_blobs()
-    BlobStore(folder / "blobs").collect(needed, utc_now())
+    DiskBlobs(folder / "blobs").collect(needed, utc_now())
 
 
 # -------------------------------------------------------------------- look
@@ -201,7 +209,7 @@ def verify_backup(folder: Path, name: str | None = None) -> Report:
     if digest_of(snapshot.database) != manifest["database_sha256"]:
         return Report(0, 0, 0, 0, (Fault("database", "", "is damaged: its bytes have another SHA-256"),))
     with _opened(_unchanging(snapshot.database)) as store:
-        found = verify(store, BlobStore(folder / "blobs", create=False))
+        found = verify(store, DiskBlobs(folder / "blobs", create=False))
     known = {fault.subject for fault in faults}
     more = tuple(fault for fault in found.faults if fault.subject not in known)
     return Report(found.runs, found.rounds, found.files, found.bytes, (*faults, *more))
@@ -229,63 +237,59 @@ def restore(
     """
     snapshot = _find(folder, name)
     manifest = snapshot.manifest()
-    blobs = BlobStore(settings.data_folder / "blobs")
-    if later == "known" and revocations is None and read_owner(blobs.folder) != manifest["database_id"]:
-        raise InvalidConfiguration(
-            f"which tokens were revoked since {manifest['at']} is not known in {settings.data_folder}",
-            hint=f"Give a copy of the coordinator's {FILE} with --revocations, or say "
-            "--no-later-revocations, or --revoke-all.",
-        )
     if digest_of(snapshot.database) != manifest["database_sha256"]:
         raise StorageUnavailable(f"{snapshot.database} is damaged", hint="Restore another --snapshot.")
-    with owning(sqlite_file(settings.database), "a restore", utc_now()):
-        _refuse_living(settings)
-        with blobs.workspace() as work, storage_errors(work):
-            copy = Path(shutil.copyfile(snapshot.database, work / DATABASE))
-            load_copy(copy, settings.database, replace=replace)
-        with _opened(settings.database) as store:
-            source, needed = BlobStore(folder / "blobs", create=False), store.referenced_blobs()
-            copied, lost = _copy_files(source, blobs, needed, trust=False)
-            _merge_revocations(settings.data_folder, (snapshot.folder / FILE, revocations))
-            if with_deleted:
-                Removals(settings.data_folder / REMOVALS_FILE).forget_runs()
-            if later == "all":
-                _revoke_all(settings.data_folder, store)
-            store.end_all_sessions()  # which of them were ended since is not known
-            store.add_audit_entry(
-                "restored", actor="restore", now=utc_now(), detail={"snapshot": snapshot.folder.name}
+    with _reached(settings.database) as there:
+        blobs = open_blobs(settings, there)
+        if later == "known" and revocations is None and blobs.read_owner() != manifest["database_id"]:
+            raise InvalidConfiguration(
+                f"which tokens were revoked since {manifest['at']} is not known in "
+                f"{settings.blob_store or settings.data_folder}",
+                hint=f"Give a copy of the coordinator's {FILE} with --revocations, or say "
+                "--no-later-revocations, or --revoke-all.",
             )
-        replace_file(blobs.folder / MARK, f"{manifest['database_id']}\n".encode())
+        with owning(sqlite_file(settings.database), "a restore", utc_now()):
+            _refuse_living(settings, there)
+            with blobs.workspace() as work, storage_errors(work):
+                copy = Path(shutil.copyfile(snapshot.database, work / DATABASE))
+                load_copy(copy, settings.database, replace=replace)
+            with _opened(settings.database) as store:
+                source, needed = DiskBlobs(folder / "blobs", create=False), store.referenced_blobs()
+                copied, lost = _copy_files(source, blobs, needed, trust=False)
+                kept = Revocations(open_lines(settings, FILE))
+                _merge_revocations(kept, (snapshot.folder / FILE, revocations))
+                if with_deleted:
+                    Removals(open_lines(settings, REMOVALS_FILE)).forget_runs()
+                if later == "all":
+                    _revoke_all(kept, store)
+                store.end_all_sessions()  # which of them were ended since is not known
+                store.add_audit_entry(
+                    "restored", actor="restore", now=utc_now(), detail={"snapshot": snapshot.folder.name}
+                )
+            blobs.write_owner(manifest["database_id"], overwrite=True)
     said = f"Restored {snapshot.folder.name}: {copied} files copied, {len(lost)} missing."
     return said + " Start the coordinator, then check with `feddisco verify`."
 
 
-def _refuse_living(settings: Settings) -> None:
+def _refuse_living(settings: Settings, there: Store) -> None:
     """PostgreSQL knows no lock of ours: a coordinator notes every few seconds that it is alive."""
     if not settings.on_postgres:
         return
-    engine = make_engine(settings.database)
-    try:
-        store = Store(engine)
-        alive = store.last_alive()
-        if alive is not None and store.read_time() - alive < ALIVE:
-            raise InvalidConfiguration(
-                "a coordinator was alive on the database a moment ago", hint="Stop it, wait 15 s, try again."
-            )
-    finally:
-        engine.dispose()
+    alive = there.last_alive()
+    if alive is not None and there.read_time() - alive < ALIVE:
+        raise InvalidConfiguration(
+            "a coordinator was alive on the database a moment ago", hint="Stop it, wait 15 s, try again."
+        )
 
 
-def _merge_revocations(data_folder: Path, more: tuple[Path | None, ...]) -> None:
-    kept = Revocations(data_folder / FILE)
+def _merge_revocations(kept: Revocations, more: tuple[Path | None, ...]) -> None:
     known = kept.read()
     for path in more:
         if path is not None:
-            for token_hash in sorted(Revocations(path).read() - known):
+            for token_hash in sorted(Revocations(FileLines(path)).read() - known):
                 kept.add(token_hash, "restored list", utc_now())
 
 
-def _revoke_all(data_folder: Path, store: Store) -> None:
-    kept = Revocations(data_folder / FILE)
+def _revoke_all(kept: Revocations, store: Store) -> None:
     for token_hash in store.token_hashes():
         kept.add(token_hash, "restore: not known whether revoked since", utc_now())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from server.blobs import BlobStore
+from server.blobs import BlobStore, open_blobs
 from server.database.aggregations import AggregationInput, Update
 from server.database.erasure import PREFIX
 from server.database.session import make_engine
@@ -27,7 +28,8 @@ def replay_round(settings: Settings, run: str, number: int) -> tuple[bool, str]:
     """
     engine = make_engine(settings.database)
     try:
-        return _replay(Store(engine), BlobStore(settings.data_folder / "blobs"), run, number)
+        store = Store(engine)
+        return _replay(store, open_blobs(settings, store), run, number)
     finally:
         engine.dispose()
 
@@ -40,8 +42,8 @@ def _replay(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool
             hint="Only completed rounds can be replayed.",
         )
     given = store.aggregation_input(run, number, view.attempt)
-    with tempfile.TemporaryDirectory(prefix="feddisco-replay-") as folder:
-        model, scored = _recompute(given, blobs, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="feddisco-replay-") as folder, ExitStack() as held:
+        model, scored = _recompute(given, blobs, Path(folder), held)
     same = (model, scored) == (view.model, view.scored_model)
     sentence = f"Round {number} of {run}, from {len(given.updates)} stored updates: model {model}, " + (
         "the same as stored." if same else f"stored was {view.model}: NOT the same."
@@ -49,12 +51,14 @@ def _replay(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool
     return same, sentence
 
 
-def _recompute(given: AggregationInput, blobs: BlobStore, folder: Path) -> tuple[str | None, str | None]:
+def _recompute(
+    given: AggregationInput, blobs: BlobStore, folder: Path, held: ExitStack
+) -> tuple[str | None, str | None]:
     """Digests of the model to send and the model to score; None for a round without weight."""
 
     def fetch_verified(digest: str) -> Path:
         blobs.verify(digest)
-        return blobs.path(digest)
+        return held.enter_context(blobs.local(digest))
 
     for update in given.updates:
         _check_kept(given, update, blobs)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from server.blobs import BlobStore
+from server.blobs import open_blobs
 from server.database.migrations import check_current
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
@@ -43,7 +43,7 @@ def verify_storage(settings: Settings) -> Report:
     _check_exists(settings)
     try:
         with open_store(settings) as store:
-            return verify(store, BlobStore(settings.data_folder / "blobs", create=False))
+            return verify(store, open_blobs(settings, store, create=False))
     except SchemaOutdated:
         raise
     except StorageUnavailable as unreadable:

@@ -14,7 +14,7 @@ from server.api import api_routers, operations
 from server.api.dependencies import Viewer
 from server.api.documents import REFUSALS
 from server.background import repeat
-from server.blobs import BlobStore
+from server.blobs import open_blobs, open_lines
 from server.blobs.integrity import BlobIntegrity
 from server.certificates import find_entrance
 from server.clock import Clock, utc_now
@@ -87,12 +87,12 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     """
     store = Store(make_engine(settings.database))
     clock = clock or Clock(store.read_time if settings.on_postgres else utc_now)
-    blobs = BlobStore(settings.data_folder / "blobs")
-    telemetry, integrity = Telemetry(), BlobIntegrity()
+    blobs = open_blobs(settings, store)
+    telemetry, integrity = Telemetry(), BlobIntegrity(blobs)
     threads = Threads(THREADS_POSTGRES if settings.on_postgres else THREADS_SQLITE)
     feeds = _make_feeds(store, threads)
     hub = Hub(feeds)
-    faults = BlobFaults(store, blobs, integrity, clock)
+    faults = BlobFaults(store, integrity, clock)
     runner = Runner(
         store=store,
         blobs=blobs,
@@ -168,7 +168,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     connections = Connections(settings, telemetry.note_refusal)
     telemetry.watch("feddisco_open_uploads", "Uploads being received", lambda: gate.places[Call.UPLOAD].taken)
     telemetry.watch("feddisco_connections", "Connections that are open", lambda: connections.places.taken)
-    enrolments = Enrolments(store, runner, Revocations(settings.data_folder / REVOCATIONS), clock)
+    enrolments = Enrolments(store, runner, Revocations(open_lines(settings, REVOCATIONS)), clock)
     return Coordinator(
         settings=settings,
         entrance=find_entrance(settings),
@@ -191,7 +191,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),
-        removal=Removal(store, runner, enrolments, Removals(settings.data_folder / REMOVALS), clock),
+        removal=Removal(store, runner, enrolments, Removals(open_lines(settings, REMOVALS)), clock),
         enrolments=enrolments,
         people=People(store, enrolments.revocations, clock),
         assignments=Assignments(store, runner, clock),

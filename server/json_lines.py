@@ -1,6 +1,6 @@
-"""A list in a file beside the database: a database that is restored knows nothing of what came later.
+"""A list beside the database: a database that is restored knows nothing of what came later.
 
-One JSON object a line.
+One JSON object an entry.
 """
 
 from __future__ import annotations
@@ -9,45 +9,63 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shared.files import PRIVATE, replace_file, storage_errors, sync_folder
 
-__all__ = ["append_line", "read_lines", "replace_lines"]
+__all__ = ["FileLines", "Lines", "format_line", "parse_line"]
 
 
-def append_line(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add a line, durably; several processes may do so. Raises StorageUnavailable."""
-    with storage_errors(path.parent):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
-        try:
-            os.write(handle, _format(entry))
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        sync_folder(path.parent)
+class Lines(Protocol):
+    """Several processes may add to it. All raise StorageUnavailable."""
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry, durably."""
+
+    def replace(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Make these all that is in the list."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """All entries, oldest first. One that was cut by a crash is passed over."""
 
 
-def replace_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Make these all that is in the file. Raises StorageUnavailable."""
-    replace_file(path, b"".join(map(_format, entries)), mode=PRIVATE)
+class FileLines:
+    """:class:`Lines` in a file, which need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        with storage_errors(self._path.parent):
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+            try:
+                os.write(handle, format_line(entry))
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            sync_folder(self._path.parent)
+
+    def replace(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        replace_file(self._path, b"".join(map(format_line, entries)), mode=PRIVATE)
+
+    def read(self) -> list[dict[str, Any]]:
+        with storage_errors(self._path.parent):
+            try:
+                lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            except FileNotFoundError:
+                return []
+        return [found for line in lines if (found := parse_line(line)) is not None]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All entries, oldest first; none without a file. A line that was cut by a crash is passed over."""
-    with storage_errors(path.parent):
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-    return [found for line in lines if (found := _parse(line)) is not None]
-
-
-def _format(entry: Mapping[str, Any]) -> bytes:
+def format_line(entry: Mapping[str, Any]) -> bytes:
     return (json.dumps(entry) + "\n").encode()
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def parse_line(line: str) -> dict[str, Any] | None:
+    """None for what is no JSON object."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -194,7 +194,7 @@ def check_storage(settings: Settings, *, migrate: bool) -> None:
 
     SQLite belongs to one coordinator, which migrates it; PostgreSQL waits for its operator.
     """
-    from server.blobs import BlobStore
+    from server.blobs import open_blobs
     from server.blobs.owner import check_owner
     from server.database.integrity import check_quickly
     from server.database.migrations import check_current, upgrade
@@ -207,9 +207,9 @@ def check_storage(settings: Settings, *, migrate: bool) -> None:
         if migrate or not settings.on_postgres:
             upgrade(settings.database)
         check_current(engine)
-        store, blobs = Store(engine), BlobStore(settings.data_folder / "blobs")
+        store = Store(engine)
         recorded = store.counts()["blobs"]["number"]
-        check_owner(blobs.folder, store.database_id(utc_now()), recorded_blobs=recorded)
+        check_owner(open_blobs(settings, store), store.database_id(utc_now()), recorded_blobs=recorded)
     finally:
         engine.dispose()
 

@@ -1,7 +1,7 @@
 """Runs that were deleted and clients that were erased, kept beside the database: a backup still has them.
 
-A file with one JSON object a line, written before anything is removed and applied at each start. So it also
-ends a removal that a crash interrupted, and removes once more what a restored backup brings back.
+A list of JSON objects, written before anything is removed and applied at each start. So it also ends a
+removal that a crash interrupted, and removes once more what a restored backup brings back.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import datetime as dt
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from server.json_lines import append_line, read_lines, replace_lines
+from server.json_lines import Lines
 from shared.problems import StorageUnavailable
 
 __all__ = ["FILE", "Removals", "RemovedRun"]
@@ -33,10 +32,10 @@ class RemovedRun:
 
 
 class Removals:
-    """The list in one data folder; several processes may add to it."""
+    """The list of one installation; several processes may add to it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
 
     def add_run(self, removed: RemovedRun, now: dt.datetime) -> None:
         """A disk that refuses keeps no run alive, since deleting makes room: it is only logged."""
@@ -48,29 +47,29 @@ class Removals:
             "at": now.isoformat(),
         }
         try:
-            append_line(self.path, entry)
+            self._lines.append(entry)
         except StorageUnavailable as fault:
-            log.error("the deletion of run %s could not be noted in %s: %s", removed.run, self.path, fault)
+            log.error("the deletion of run %s could not be noted in %s: %s", removed.run, self._lines, fault)
 
     def add_client(self, token_hash: str, actor: str, now: dt.datetime) -> None:
         """A client that is to be erased, known by its token. Raises StorageUnavailable."""
-        append_line(self.path, {"client": token_hash, "actor": actor, "at": now.isoformat()})
+        self._lines.append({"client": token_hash, "actor": actor, "at": now.isoformat()})
 
     def read_clients(self) -> dict[str, str]:
         """By the hash of its token, who had it erased."""
-        entries = read_lines(self.path)
+        entries = self._lines.read()
         return {
             each["client"]: str(each.get("actor")) for each in entries if isinstance(each.get("client"), str)
         }
 
     def forget_runs(self) -> None:
         """Let a restored database keep the runs that were deleted since its backup."""
-        kept = [entry for entry in read_lines(self.path) if "run" not in entry]
-        replace_lines(self.path, kept)
+        kept = [entry for entry in self._lines.read() if "run" not in entry]
+        self._lines.replace(kept)
 
     def read_runs(self) -> Iterator[RemovedRun]:
         """Oldest first."""
-        for entry in read_lines(self.path):
+        for entry in self._lines.read():
             match entry:
                 case {"run": str(run), "created_at": str(text), "actor": str(actor), "reason": str(reason)}:
                     yield RemovedRun(run, dt.datetime.fromisoformat(text), actor, reason)

@@ -1,16 +1,15 @@
 """Revocations, kept beside the database as well: one that is restored knows nothing of the later ones.
 
-A file with one JSON object a line: the SHA-256 of a token that must never be accepted again. It is applied
-at each start.
+A list of JSON objects, each with the SHA-256 of a token that must never be accepted again. It is applied at
+each start.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
-from pathlib import Path
 
-from server.json_lines import append_line, read_lines
+from server.json_lines import Lines
 from shared.problems import StorageUnavailable
 
 __all__ = ["FILE", "Revocations"]
@@ -21,19 +20,19 @@ log = logging.getLogger("feddisco")
 
 
 class Revocations:
-    """The list in one data folder; several processes may add to it."""
+    """The list of one installation; several processes may add to it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
 
     def add(self, token_hash: str, what: str, now: dt.datetime) -> None:
         """``what``: client or join code. A disk that refuses keeps no token alive: it is only logged."""
         try:
-            append_line(self.path, {"token_hash": token_hash, "what": what, "at": now.isoformat()})
+            self._lines.append({"token_hash": token_hash, "what": what, "at": now.isoformat()})
         except StorageUnavailable as fault:
-            log.error("a revocation could not be noted in %s: %s", self.path, fault)
+            log.error("a revocation could not be noted in %s: %s", self._lines, fault)
 
     def read(self) -> set[str]:
         """Hashes of all tokens in it."""
-        hashes = (entry.get("token_hash") for entry in read_lines(self.path))
+        hashes = (entry.get("token_hash") for entry in self._lines.read())
         return {found for found in hashes if isinstance(found, str)}

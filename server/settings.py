@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -40,6 +41,35 @@ class Settings(BaseSettings):
         None,
         description="`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST:PORT/NAME`. Without it, SQLite in "
         "the data folder.",
+    )
+    blob_store: str | None = Field(
+        None,
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$",
+        description="`s3://BUCKET/PREFIX`: keep all files there, so that several coordinators need no shared "
+        "disk. Without it, in the data folder.",
+    )
+    copied_blob_bytes: int = Field(
+        10 * 2**30,
+        ge=0,
+        description="Bytes of the data folder for copies of files that lie in `blob_store`.",
+    )
+    s3_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._-]+)*/?$",
+        description="Address of a service that speaks the protocol of S3, like `https://minio.example:9000`. "
+        "Without it, S3 itself.",
+    )
+    s3_region: str | None = Field(None, description="Region of the bucket.")
+    s3_access_key_id: SecretStr | None = Field(
+        None,
+        description="Access key of the bucket. Without it, what AWS_ variables, the container or the machine "
+        "give.",
+    )
+    s3_secret_access_key: SecretStr | None = Field(
+        None, description="Secret that belongs to `s3_access_key_id`."
+    )
+    s3_ca_file: Path | None = Field(
+        None, description="PEM file with the authority that signed the certificate of `s3_endpoint`."
     )
     host: str = Field("127.0.0.1", description="Address to listen on; `0.0.0.0` for every interface.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 takes a free one and logs it.")
@@ -192,6 +222,22 @@ class Settings(BaseSettings):
             raise ValueError("tls_certificate and tls_key are given together or not at all")
         if self.self_signed and self.tls_certificate is not None:
             raise ValueError("self_signed and tls_certificate contradict each other: set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _bucket(self) -> Self:
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
+            raise ValueError("s3_access_key_id and s3_secret_access_key are given together or not at all")
+        in_clear = self.s3_endpoint is not None and self.s3_endpoint.startswith("http:")
+        if (
+            in_clear
+            and not self.insecure
+            and not is_loopback(urlsplit(self.s3_endpoint or "").hostname or "")
+        ):
+            raise ValueError(
+                "s3_endpoint has to begin with https:, or every file would travel in clear; `insecure` is "
+                "for networks that nobody else is on"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ import torch
 
 from server.database.session import make_engine
 from tests.helpers.databases import NoPostgres, Postgres, own_cluster, sqlite_template
+from tests.helpers.s3_service import S3Service, s3_service
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,6 +55,13 @@ def postgres() -> Iterator[Postgres]:
         yield server
     finally:
         cluster.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
+    """A service that speaks the protocol of S3, on loopback."""
+    with s3_service(tmp_path_factory.mktemp("s3")) as service:
+        yield service
 
 
 @pytest.fixture(scope="session")

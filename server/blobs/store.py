@@ -1,42 +1,48 @@
-"""The blob store: a folder in which every file's name is the SHA-256 of its bytes.
+"""What a blob store does, wherever its files are: in a folder (``disk``), or in a bucket (``s3``).
 
-::
+Every file's name is the SHA-256 of its bytes. Bodies are received, and results computed, in a folder of
+this machine::
 
-    folder/ab/abcdef...    a blob
     folder/incoming/       bodies being received, workspaces of aggregations, never referred to
-    folder/lock            held shared while a blob is put in place, exclusively while one is collected
 
-Several coordinator processes may share the folder. Methods other than ``receive`` block on the disk:
-call them from a thread. All raise StorageUnavailable when the disk refuses.
+Methods other than ``receive`` block on disk or network: call them from a thread. All raise
+StorageUnavailable when the storage refuses.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
-import os
 import re
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from server.blobs.receiving import Incoming, receive, take
-from shared.files import PARTIAL, storage_errors, sync_folder
+from shared.files import PARTIAL, storage_errors
 from shared.problems import NotFound, StorageUnavailable
 from shared.schemas import DIGEST_PATTERN
 from shared.wire.digests import digest_of
 
-__all__ = ["BlobStore"]
+__all__ = ["BATCH", "BlobStore", "Identity", "is_digest"]
 
 _PROBE = b"\0" * 4096
 BATCH = 100
 
+Identity = tuple[object, ...]
+"""Tells a stored file from the one that was there before under the same digest, without reading it."""
 
-class BlobStore:
-    """Keeps, gives and collects blobs below ``folder``, which is made if it is not there.
+
+def is_digest(name: str) -> bool:
+    """Whether a file of this name is a blob."""
+    return len(name) == 64 and re.fullmatch(DIGEST_PATTERN, name, re.ASCII) is not None
+
+
+class BlobStore(ABC):
+    """Keeps, gives and collects blobs. ``folder``, on this machine, is made if it is not there.
 
     Without ``create`` nothing is made: for reading only.
     """
@@ -47,6 +53,10 @@ class BlobStore:
         if create:
             with self._storage_errors():
                 self._incoming.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Where the blobs are, for people. No credentials."""
 
     # ------------------------------------------------------------ in
 
@@ -109,42 +119,62 @@ class BlobStore:
         finally:
             shutil.rmtree(path, ignore_errors=True)  # what a full disk leaves, collect() takes
 
+    @abstractmethod
+    def _place(self, source: Path, digest: str) -> None:
+        """Make a local file the blob, durably."""
+
     # ------------------------------------------------------------ out
 
     def path(self, digest: str) -> Path:
-        """Where the blob is or would be; NotFound for what is no digest (and could leave the folder)."""
-        if not re.fullmatch(DIGEST_PATTERN, digest, re.ASCII) or len(digest) != 64:
+        """Where a local copy is or would be; NotFound for what is no digest (and could leave the folder)."""
+        if not is_digest(digest):
             raise NotFound(
                 f"{digest[:100]!a} is not a SHA-256", hint="A digest has 64 hexadecimal digits, lower case."
             )
         return self.folder / digest[:2] / digest
 
-    def exists(self, digest: str) -> bool:
-        with self._storage_errors():
-            return self.path(digest).is_file()
+    @abstractmethod
+    def local(self, digest: str) -> AbstractContextManager[Path]:
+        """The blob as a file of this machine, which is there until the end of the block. Raises NotFound."""
 
+    @abstractmethod
+    def exists(self, digest: str) -> bool: ...
+
+    @abstractmethod
     def size(self, digest: str) -> int:
         """Length in bytes. Raises NotFound."""
-        with self._found(digest) as path:
-            return path.stat().st_size
 
     def open(self, digest: str) -> BinaryIO:
         """The blob, to be read and closed by the caller. Raises NotFound."""
-        with self._found(digest) as path:
+        with self.local(digest) as path, self._found(digest):
             return path.open("rb")
 
     # ------------------------------------------------------------ care
 
+    @abstractmethod
+    def identify(self, digest: str) -> Identity:
+        """Changes whenever the stored file changes. Raises OSError, StorageUnavailable."""
+
+    @abstractmethod
+    def hash(self, digest: str) -> str:
+        """The SHA-256 of the bytes that are stored under this name. Raises OSError, StorageUnavailable."""
+
+    @abstractmethod
+    def read_anew(self, digest: str, piece_bytes: int) -> Iterator[bytes]:
+        """The stored bytes in pieces, past all copies. Raises OSError, StorageUnavailable."""
+
     def verify(self, digest: str) -> None:
         """Read the whole blob: NotFound if it is not there, StorageUnavailable if its bytes are others."""
-        with self._found(digest) as path:
-            actual, size = digest_of(path), path.stat().st_size
+        with self._found(digest):
+            actual = self.hash(digest)
         if actual != digest:
             raise StorageUnavailable(
-                f"blob {digest} in {self.folder} is damaged: its {size} bytes have the SHA-256 {actual}",
+                f"blob {digest} in {self} is damaged: its {self.size(digest)} bytes have the SHA-256 "
+                f"{actual}",
                 hint="Restore the file from a backup, or upload it again, and check the disk.",
             )
 
+    @abstractmethod
     def collect(self, referenced: Iterable[str], older_than: dt.datetime) -> list[str]:
         """Delete blobs that nothing refers to and temporary files left by a crash; the blobs' digests.
 
@@ -152,12 +182,8 @@ class BlobStore:
         transaction that is not committed yet. Read ``referenced`` before the call, not earlier than
         ``older_than``.
         """
-        limit, wanted = older_than.timestamp(), set(referenced)
-        with self._storage_errors():
-            self._collect_temporary(limit)
-            candidates = [path for path in self._blobs() if path.name not in wanted]
-            return [path.name for path in sorted(candidates) if self._delete_old(path, limit)]
 
+    @abstractmethod
     def remove(
         self, digests: Iterable[str], older_than: dt.datetime, forget: Callable[[Sequence[str]], None]
     ) -> list[str]:
@@ -166,63 +192,30 @@ class BlobStore:
         ``forget`` is told which are gone, some at a time, before any of them can be put again: whoever puts
         one meanwhile waits. After a crash it is told again of those that it had not forgotten yet.
         """
-        limit, chosen, gone = older_than.timestamp(), sorted(digests), list[str]()
-        with self._storage_errors():
-            for start in range(0, len(chosen), BATCH):
-                with self._lock(fcntl.LOCK_EX):
-                    batch = [one for one in chosen[start : start + BATCH] if self._delete(one, limit)]
-                    forget(batch)
-                gone += batch
-        return gone
 
+    @abstractmethod
     def renew(self, digest: str) -> bool:
         """Whether the blob is there; if so, its grace period in ``collect`` begins anew."""
-        with self._storage_errors(), self._lock(fcntl.LOCK_SH):
-            try:
-                os.utime(self.path(digest))
-            except FileNotFoundError:
-                return False
-        return True
 
     def check(self) -> None:
         """For readiness: write and delete a small file."""
         with self._storage_errors(), tempfile.TemporaryFile(dir=self._incoming) as probe:
             probe.write(_PROBE)
 
+    # ------------------------------------------------------------ whose it is
+
+    @abstractmethod
+    def read_owner(self) -> str | None:
+        """The id of the database that the blobs belong to; None if it was never said."""
+
+    @abstractmethod
+    def write_owner(self, database_id: str, *, overwrite: bool) -> None:
+        """Say whose the blobs are; without ``overwrite`` only if nobody has."""
+
+    @abstractmethod
+    def has_blobs(self) -> bool: ...
+
     # ------------------------------------------------------------ inside
-
-    def _place(self, source: Path, digest: str) -> None:
-        target = self.path(digest)
-        with self._storage_errors():
-            with source.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.utime(source)  # its grace period in collect() begins now
-            if not target.parent.is_dir():
-                target.parent.mkdir(exist_ok=True)
-                sync_folder(self.folder)
-            with self._lock(fcntl.LOCK_SH):
-                # even over an existing blob: that renews its age and mends a damaged one
-                os.replace(source, target)
-            sync_folder(target.parent)
-
-    def _blobs(self) -> Iterator[Path]:
-        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
-            if re.fullmatch(DIGEST_PATTERN, path.name, re.ASCII):
-                yield path
-
-    def _delete_old(self, path: Path, limit: float) -> bool:
-        # looked at under the lock, since keep() may have put it again a moment ago
-        with self._lock(fcntl.LOCK_EX):
-            return path.exists() and self._delete(path.name, limit)
-
-    def _delete(self, digest: str, limit: float) -> bool:
-        """Whether it is gone; under the lock."""
-        path = self.path(digest)
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime >= limit:
-                return False
-            path.unlink()
-        return True
 
     def _collect_temporary(self, limit: float) -> None:
         for path in self._incoming.iterdir():
@@ -234,20 +227,10 @@ class BlobStore:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def _lock(self, kind: int) -> Iterator[None]:
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, kind)
-            yield
-        finally:
-            os.close(handle)  # releases it
-
-    @contextmanager
-    def _found(self, digest: str) -> Iterator[Path]:
-        path = self.path(digest)
+    def _found(self, digest: str) -> Iterator[None]:
         with self._storage_errors():
             try:
-                yield path
+                yield
             except FileNotFoundError as error:
                 raise NotFound(
                     f"there is no blob {digest}",

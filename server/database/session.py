@@ -108,6 +108,14 @@ class Writing(Reading):
         """What is written inside it is undone if it raises; the transaction goes on."""
         return self._connection.begin_nested()
 
+    def lock_files(self, *, exclusive: bool) -> None:
+        """PostgreSQL only: keep others from deleting stored files, or with ``exclusive`` from storing any.
+
+        Held until the end of the transaction.
+        """
+        shared = "" if exclusive else "_shared"
+        self._connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock{shared}(7305519, 3)")
+
     def lock_events(self) -> None:
         """Let event ids become visible in their order: whoever asks for "after id N" misses none.
 

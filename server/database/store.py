@@ -9,8 +9,8 @@ Every method raises :class:`shared.problems.StorageUnavailable` if the database 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -42,7 +42,7 @@ from server.database.configs import Configs
 from server.database.erasure import OpenUpdate
 from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
-from server.database.session import Reading, Writing, describe, reading
+from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
 from server.database.step.step import Evaluated, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
@@ -591,6 +591,13 @@ class Store:
         """Their files have been deleted."""
         if digests:
             self._writer.write(lambda connection: blobs.forget(connection, digests))
+
+    @contextmanager
+    def lock_files(self, exclusive: bool) -> Iterator[None]:
+        """Against all coordinators on this PostgreSQL: while files are deleted nobody stores any."""
+        with writing(self.engine) as connection:
+            connection.lock_files(exclusive=exclusive)
+            yield
 
     def is_recorded(self, digest: str) -> bool:
         """Whether a file of this digest was stored for a run, and not collected since."""

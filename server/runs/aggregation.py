@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,10 @@ class Aggregation:
         intact, lost = self._separate_lost(given)
         if given.secure is not None and not number:
             self._pause_for_drill()
-            return _find_totals(given, given.secure, self.blobs.path), _NOTHING_MADE
-        with self.blobs.workspace() as folder:
-            result = close_stored(given, intact, self.blobs.path, folder)
+            with ExitStack() as held:
+                return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
+        with self.blobs.workspace() as folder, ExitStack() as held:
+            result = close_stored(given, intact, self._holder(held), folder)
             facts = self._facts(result)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
@@ -72,6 +74,10 @@ class Aggregation:
         excluded = {**lost, **_excluded(intact, result.rows)}
         event = AggregationFinished(number, attempt, tuple(excluded.items()), result.weightless)
         return event, facts
+
+    def _holder(self, held: ExitStack) -> Callable[[str], Path]:
+        """Finds a blob as a local file, which stays until ``held`` ends."""
+        return lambda digest: held.enter_context(self.blobs.local(digest))
 
     def _pause_for_drill(self) -> None:
         if self.hold:
@@ -150,7 +156,7 @@ class Aggregation:
         for written in files:
             if written is not None and written.digest not in sizes:
                 digest = self.blobs.adopt(written.path, written.digest)
-                self.integrity.remember(self.blobs.path(digest), digest)  # hashed while it was written
+                self.integrity.remember(digest)  # hashed while it was written
                 sizes[digest] = written.bytes
         return sizes
 

@@ -6,7 +6,6 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Sequence
 
-from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.clock import Clock
 from server.database.blobs import WantedUpdate
@@ -30,9 +29,8 @@ class BlobFaults:
     block on disk and database: call them on a thread.
     """
 
-    def __init__(self, store: Store, blobs: BlobStore, integrity: BlobIntegrity, clock: Clock) -> None:
+    def __init__(self, store: Store, integrity: BlobIntegrity, clock: Clock) -> None:
         self._store = store
-        self._blobs = blobs
         self._integrity = integrity
         self._clock = clock
         self._since: dict[str, tuple[float, dt.datetime]] = {}
@@ -44,8 +42,12 @@ class BlobFaults:
             self._since[digest] = (self._clock.monotonic(), self._clock())
 
     def find(self, digest: str) -> str | None:
-        """What is wrong with the stored file, None if nothing. The file is not read twice for nothing."""
-        fault = self._integrity.find_fault(self._blobs.path(digest), digest)
+        """What is wrong with the stored file, None if nothing. The file is not read twice for nothing.
+
+        Raises:
+            StorageUnavailable: where the files are does not answer, which says nothing about this one.
+        """
+        fault = self._integrity.find_fault(digest)
         self.note(digest, fault)
         return fault
 

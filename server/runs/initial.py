@@ -77,7 +77,8 @@ def _check_uploaded(config: RunConfig, uploaded: InitialBlob, blobs: BlobStore) 
             f"the initial weights {uploaded.digest} are not here",
             hint="Upload them first: PUT /blobs/{sha256}.",
         )
-    validate(blobs.path(uploaded.digest), wire.model_layout(uploaded.manifest))
+    with blobs.local(uploaded.digest) as path:
+        validate(path, wire.model_layout(uploaded.manifest))
     return Initial(_find_classes(config), uploaded.manifest, uploaded.digest, blobs.size(uploaded.digest))
 
 

@@ -135,7 +135,7 @@ class Intake:
             self.blobs.keep(incoming)
         finally:
             self.blobs.discard(incoming)
-        self.integrity.remember(self.blobs.path(incoming.digest), incoming.digest)
+        self.integrity.remember(incoming.digest)
         report, now = offer.kept, self.clock()
         facts = UpdateFacts(
             digest=incoming.digest,
@@ -177,9 +177,13 @@ class Intake:
         from shared.aggregation.figures import find_excess, measure_move
 
         start = self.store.start_model(offer.run, offer.round, offer.report.attempt)
-        if start is None or not self.blobs.exists(start):
-            return  # no such attempt, as is said next; or a lost model, for which its round waits
-        move = measure_move(self.blobs.path(start), update, offer.layout.parameters)
+        if start is None:
+            return  # no such attempt, as is said next
+        try:
+            with self.blobs.local(start) as path:
+                move = measure_move(path, update, offer.layout.parameters)
+        except NotFound:
+            return  # a lost model, for which its round waits
         if (excess := find_excess(move, offer.layout.max_norm)) is not None:
             raise OutOfBounds(
                 f"{excess}: it is not believed (max_norm)",

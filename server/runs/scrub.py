@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import hashlib
-import os
-from pathlib import Path
-from typing import BinaryIO
 
 from server.background import repeat
 from server.blobs import BlobStore
@@ -73,25 +70,16 @@ class Scrub:
 
     async def _read(self, digest: str) -> None:
         try:
-            actual = await self._hash(self._blobs.path(digest))
+            actual = await self._hash(digest)
             fault = None if actual == digest else DAMAGED
         except OSError as error:
             fault = describe_os_error(error)
         await self._threads.run(self._faults.note, digest, fault)
 
-    async def _hash(self, path: Path) -> str:
-        hasher = hashlib.sha256()
-        with await self._threads.run_long(_open_cold, path) as file:
-            while piece := await self._threads.run_long(file.read, PIECE_BYTES):
-                hasher.update(piece)
-                self._telemetry.scrubbed.inc(len(piece))
-                await asyncio.sleep(len(piece) / self._rate)
+    async def _hash(self, digest: str) -> str:
+        hasher, pieces = hashlib.sha256(), self._blobs.read_anew(digest, PIECE_BYTES)
+        while piece := await self._threads.run_long(next, pieces, b""):
+            hasher.update(piece)
+            self._telemetry.scrubbed.inc(len(piece))
+            await asyncio.sleep(len(piece) / self._rate)
         return hasher.hexdigest()
-
-
-def _open_cold(path: Path) -> BinaryIO:
-    """Without what the system remembers of the file: the disk is to be asked."""
-    file = path.open("rb")
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return file

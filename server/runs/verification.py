@@ -12,7 +12,6 @@ from typing import Literal
 
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
-from server.blobs.owner import read_owner
 from server.database.audit import StoredRound, StoredRun
 from server.database.store import Store
 
@@ -73,15 +72,15 @@ def verify(store: Store, blobs: BlobStore) -> Report:
 
 
 def _check_owner(store: Store, blobs: BlobStore) -> Iterator[Fault]:
-    owner, own = read_owner(blobs.folder), store.read_database_id()
+    owner, own = blobs.read_owner(), store.read_database_id()
     if owner is not None and owner != own:
-        yield Fault("files", str(blobs.folder), f"belongs to database {owner}, not to this one ({own})")
+        yield Fault("files", str(blobs), f"belongs to database {owner}, not to this one ({own})")
 
 
 def _check_files(blobs: BlobStore, needed: set[str], recorded: dict[str, int]) -> Iterator[Fault]:
-    integrity = BlobIntegrity()
+    integrity = BlobIntegrity(blobs)
     for digest in sorted(needed):
-        if (fault := integrity.find_fault(blobs.path(digest), digest)) is not None:
+        if (fault := integrity.find_fault(digest)) is not None:
             yield Fault("files", digest, fault)
         elif digest not in recorded:
             yield Fault("files", digest, "is needed, but the database has no record of it")

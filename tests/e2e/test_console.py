@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.blobs import BlobStore
+from server.blobs import DiskBlobs
 from shared.schemas import RunStatus
 from shared.wire.digests import digest_of
 from tests.helpers.processes import Deployment, deployment
@@ -124,7 +124,7 @@ def test_a_replayed_round_is_the_stored_one_unless_a_file_is_damaged(completed: 
     assert "the same as stored" in completed.console("replay", "own", "2")
     assert "no round 9" in completed.console("replay", "own", "9", code=2)
     update = completed.rounds("own")[0].ledger[0].update
-    path = BlobStore(completed.data_folder / "blobs").path(str(update))
+    path = DiskBlobs(completed.data_folder / "blobs").path(str(update))
     path.chmod(0o644)
     intact = path.read_bytes()
     path.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from feddisco.main import app
 from feddisco.verify import verify_storage
-from server.blobs.owner import MARK
+from server.blobs.disk import MARK
 from server.database.migrations import upgrade
 from server.database.session import make_engine
 from server.database.tables import metadata, participants, rounds, runs

@@ -15,6 +15,7 @@ from feddisco.backup import back_up, restore
 from server.clock import utc_now
 from server.database.session import make_engine
 from server.database.tables import metadata
+from server.json_lines import FileLines
 from server.removals import FILE, Removals, RemovedRun
 from server.runs.verification import verify
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live, settings_for, sha256
@@ -159,7 +160,7 @@ def test_a_deletion_killed_after_its_note_is_ended_by_the_next_start(
         train(at)
         created_at = at.coordinator.store.find_ended("demo")
         noted = RemovedRun("demo", created_at, "admin", "a trial")
-        Removals(at.coordinator.settings.data_folder / FILE).add_run(noted, utc_now())
+        Removals(FileLines(at.coordinator.settings.data_folder / FILE)).add_run(noted, utc_now())
     with live(database_url, tmp_path / "data") as at:
         assert at.admin.get("/runs/demo").status_code == 404
         kept = at.admin.get("/deletions/demo").json()

@@ -17,6 +17,7 @@ from feddisco.replay import replay_round
 from server.clock import utc_now
 from server.database.session import make_engine
 from server.database.tables import metadata
+from server.json_lines import FileLines
 from server.removals import FILE, Removals
 from server.runs.verification import verify
 from server.web.security import hash_token
@@ -143,7 +144,9 @@ def test_an_erasure_killed_after_its_note_is_ended_by_the_next_start(
     with live(database_url, tmp_path / "data") as at:
         site = at.site(NAME)
         token = site.http.headers["Authorization"].removeprefix("Bearer ")
-        Removals(at.coordinator.settings.data_folder / FILE).add_client(hash_token(token), "admin", utc_now())
+        Removals(FileLines(at.coordinator.settings.data_folder / FILE)).add_client(
+            hash_token(token), "admin", utc_now()
+        )
     with live(database_url, tmp_path / "data") as at:
         assert [client["client"] for client in at.admin.get("/clients").json()] == ["erased-1"]
         assert at.http(token).get("/work").status_code == 401

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import trustme
 
-from server.blobs.owner import MARK
+from server.blobs.disk import MARK
 from server.clock import utc_now
 from server.main import _say_who_reads, check_storage, migrate, serve
 from server.ownership import owning

@@ -11,24 +11,73 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.blobs import BlobStore, Incoming
+from server.blobs import BlobStore, DiskBlobs, Incoming
+from server.blobs.bucket import Bucket
+from server.blobs.disk import file_lock
+from server.blobs.s3 import S3Blobs
 from shared.files import storage_errors
 from shared.problems import DigestMismatch, NotFound, StorageUnavailable, TooLarge, Truncated
+from tests.helpers.s3_service import S3Service
 
 KIB, MIB = 1024, 1024 * 1024
 LONG_AGO = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 FAR_AHEAD = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
+class Place:
+    """Where a store's blobs are, past the store."""
+
+    def __init__(self, store: BlobStore, bucket: Bucket | None, age: Callable[[str], object]) -> None:
+        self.store = store
+        self.bucket = bucket
+        self.age = age
+        """Makes a blob old, by its digest."""
+
+    def write(self, digest: str, data: bytes) -> None:
+        if self.bucket is None:
+            self.store.path(digest).write_bytes(data)
+        else:
+            self.bucket.write(f"{digest[:2]}/{digest}", data)
+
+    def write_stranger(self, name: str) -> None:
+        if self.bucket is None:
+            (self.store.folder / name).parent.mkdir(exist_ok=True)
+            (self.store.folder / name).write_bytes(b"x")
+        else:
+            self.bucket.write(name, b"x")
+
+    def names(self) -> set[str]:
+        """Everything that is stored."""
+        if self.bucket is None:
+            return set(files_in(self.store))
+        return {found["path"] for found in self.bucket.list()}
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "disk":
+        disk = DiskBlobs(tmp_path / "blobs")
+        return Place(disk, None, lambda digest: age(disk.path(digest)))
+    service: S3Service = request.getfixturevalue("s3")
+    address = service.make_bucket()
+    bucket, lock = service.open(address), tmp_path / "blobs" / "lock"
+
+    def hold(exclusive: bool) -> AbstractContextManager[None]:
+        return file_lock(lock, exclusive=exclusive)
+
+    store = S3Blobs(bucket, tmp_path / "blobs", hold, copied_bytes=16 * MIB)
+    return Place(store, bucket, lambda digest: age(service.file(address, f"{digest[:2]}/{digest}")))
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+def store(place: Place) -> BlobStore:
+    return place.store
 
 
 def sha(data: bytes) -> str:
@@ -289,7 +338,7 @@ def test_small_bodies_cost_one_thread_hop(store: BlobStore, length: int, hops: i
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageUnavailable, match=str(tmp_path / "file" / "blobs")) as caught:
-        BlobStore(tmp_path / "file" / "blobs")
+        DiskBlobs(tmp_path / "file" / "blobs")
     assert "choose another folder" in caught.value.hint
 
 
@@ -345,20 +394,22 @@ def test_readiness_notices_a_folder_that_went_away(store: BlobStore) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"mode", b"model+", b"mudel"])
-def test_damage_is_noticed_and_mended_by_sending_again(store: BlobStore, damage: bytes) -> None:
+def test_damage_is_noticed_and_mended_by_sending_again(place: Place, damage: bytes) -> None:
+    store = place.store
     digest = put(store, b"model")
     store.verify(digest)
-    store.path(digest).write_bytes(damage)
+    place.write(digest, damage)
     with pytest.raises(StorageUnavailable, match=f"{digest} in .* is damaged: its {len(damage)} bytes"):
         store.verify(digest)
     put(store, b"model")
     store.verify(digest)
 
 
-def test_only_what_is_old_and_unreferenced_is_collected(store: BlobStore) -> None:
+def test_only_what_is_old_and_unreferenced_is_collected(place: Place) -> None:
+    store = place.store
     referenced, old, young = (put(store, data) for data in (b"referenced", b"old", b"young"))
     for digest in (referenced, old):
-        age(store.path(digest))
+        place.age(digest)
     assert store.collect({referenced}, LONG_AGO) == [old]
     assert [store.exists(digest) for digest in (referenced, old, young)] == [True, False, True]
     assert store.collect([referenced], LONG_AGO) == []
@@ -369,26 +420,29 @@ def age(path: Path) -> None:
     os.utime(path, (before, before))
 
 
-def test_an_upload_again_protects_an_old_blob(store: BlobStore) -> None:
+def test_an_upload_again_protects_an_old_blob(place: Place) -> None:
+    store = place.store
     digest = put(store, b"model")
-    age(store.path(digest))
+    place.age(digest)
     incoming = receive(store, b"model")
     age(incoming.path)  # it waited long for its validation
     store.keep(incoming)
     assert store.collect([], LONG_AGO) == []
 
 
-def test_unneeded_blobs_are_removed_unless_put_again(store: BlobStore) -> None:
+def test_unneeded_blobs_are_removed_unless_put_again(place: Place) -> None:
+    store = place.store
     old, young, absent = put(store, b"old"), put(store, b"young"), "0" * 64
-    age(store.path(old))
+    place.age(old)
     told: list[str] = []
     assert store.remove([young, old, absent], LONG_AGO, told.extend) == [absent, old] == told
     assert [store.exists(digest) for digest in (old, young)] == [False, True]
 
 
-def test_a_removed_blob_can_be_put_only_after_it_was_forgotten(store: BlobStore) -> None:
+def test_a_removed_blob_can_be_put_only_after_it_was_forgotten(place: Place) -> None:
+    store = place.store
     digest = put(store, b"model")
-    age(store.path(digest))
+    place.age(digest)
     again: list[Future[str]] = []
 
     def forget(digests: Sequence[str]) -> None:
@@ -403,9 +457,10 @@ def test_a_removed_blob_can_be_put_only_after_it_was_forgotten(store: BlobStore)
     assert store.exists(digest)
 
 
-def test_a_removal_that_was_interrupted_is_told_again(store: BlobStore) -> None:
+def test_a_removal_that_was_interrupted_is_told_again(place: Place) -> None:
+    store = place.store
     digest = put(store, b"model")
-    age(store.path(digest))
+    place.age(digest)
 
     def fail(_digests: Sequence[str]) -> None:
         raise StorageUnavailable("the database is away")
@@ -417,9 +472,10 @@ def test_a_removal_that_was_interrupted_is_told_again(store: BlobStore) -> None:
     assert told == [digest]
 
 
-def test_an_old_blob_that_is_about_to_be_named_is_renewed(store: BlobStore) -> None:
+def test_an_old_blob_that_is_about_to_be_named_is_renewed(place: Place) -> None:
+    store = place.store
     digest = put(store, b"model")
-    age(store.path(digest))
+    place.age(digest)
     assert store.renew(digest)
     assert store.collect([], LONG_AGO) == []
     assert not store.renew("0" * 64)
@@ -440,23 +496,23 @@ def test_what_a_crash_left_is_collected(store: BlobStore) -> None:
         assert (used / "result").exists()  # written to a moment ago
 
 
-def test_other_peoples_files_are_left_alone(store: BlobStore) -> None:
-    strange = [store.folder / "ab" / "README", store.folder / "note", store.folder / "ab" / ("AB" * 32)]
-    for path in strange:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-    assert store.collect([], FAR_AHEAD) == []
-    assert all(path.exists() for path in strange)
+def test_other_peoples_files_are_left_alone(place: Place) -> None:
+    strange = {"ab/README", "note", f"ab/{'AB' * 32}", f"cd/{'ab' * 32}"}
+    for name in strange:
+        place.write_stranger(name)
+    assert place.store.collect([], FAR_AHEAD) == []
+    assert place.names() == strange
 
 
-def test_collecting_waits_for_a_blob_that_is_being_put(store: BlobStore) -> None:
+def test_collecting_waits_for_a_blob_that_is_being_put(place: Place) -> None:
+    store = place.store
     digest = put(store, b"model")
-    age(store.path(digest))
+    place.age(digest)
     with lock_of_another_process(store, fcntl.LOCK_SH) as release, ThreadPoolExecutor() as threads:
         collecting = threads.submit(store.collect, [], LONG_AGO)
         with pytest.raises(TimeoutError):
             collecting.result(timeout=0.3)
-        os.utime(store.path(digest))  # the other process has put the same bytes again
+        place.write(digest, b"model")  # the other process has put the same bytes again
         release()
         assert collecting.result(timeout=10) == []
 
