@@ -19,6 +19,7 @@ from shared.versions import VERSION
 from worker.address import Address, find_address
 from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient
+from worker.decoded import remove_unused
 from worker.diagnose import diagnose
 from worker.enrolment import decline_all
 from worker.faults import LocalFault
@@ -214,6 +215,7 @@ def _make_worker(
 
     use_threads(settings.threads)
     device = choose(settings.device, settings.precision)
+    remove_unused(folder / "cache", time.time())
     site = Site(settings, policy, device, folder / "cache", reporter.say)
     secure = SecureWork(coordinator, site, reporter, identity, told.record)
     return Worker(

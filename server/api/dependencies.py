@@ -18,7 +18,6 @@ from server.web.security import (
     KnownClient,
     Owner,
     Person,
-    Visit,
     check_right,
     is_local,
     make_key,
@@ -140,11 +139,10 @@ async def _require_viewer(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
 ) -> Person:
     asking = _describe_asking(coordinator, request)
-    person = await coordinator.guard.require_viewer(asking)
-    await _admit_reader(coordinator, request, person, asking)
-    is_signed_in = await coordinator.guard.find_session_owner(asking.session) is not None
-    request.state.visit = Visit(person, asking.session if is_signed_in else None)
-    return person
+    visit = await coordinator.guard.require_viewer(asking)
+    await _admit_reader(coordinator, request, visit.person, asking)
+    request.state.visit = visit
+    return visit.person
 
 
 async def _require_viewer_of_all(person: Annotated[Person, Depends(_require_viewer)]) -> None:

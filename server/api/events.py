@@ -44,10 +44,11 @@ async def _read_start(after: After = None, last_event_id: LastEventId = None) ->
     return max(after or 0, seen)
 
 
-async def _check_all(only: ReadRuns) -> None:
+async def _check_all(only: ReadRuns, request: Request) -> None:
     if only is not None:
+        kind = request.url.path.rpartition("/")[2]
         raise Forbidden(
-            "the token is for some runs only", hint="GET /api/v1/runs/RUN/events has a run's events."
+            "the token is for some runs only", hint=f"GET /api/v1/runs/RUN/{kind} has a run's events."
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 
+from cachetools import TTLCache
+
 from server.background import repeat
 from server.clock import Clock
 from server.database.store import Store
@@ -13,6 +15,8 @@ __all__ = ["Presence"]
 
 FLUSH_SECONDS = 5.0
 CHECK_SECONDS = 5.0
+CLIENTS = 100_000
+"""That are remembered; of more, some are checked at each poll."""
 
 
 class Presence:
@@ -23,15 +27,14 @@ class Presence:
         self._threads = threads
         self._clock = clock
         self._seen: dict[str, dt.datetime] = {}
-        self._checked: dict[str, float] = {}  # by the monotonic clock
+        self._checked: TTLCache[str, None] = TTLCache(CLIENTS, CHECK_SECONDS, timer=clock.monotonic)
 
     def note(self, client: str) -> bool:
         """The client polls. Whether to check, once in a few seconds, if it counts as away in some run."""
         self._seen[client] = self._clock()
-        now = self._clock.monotonic()
-        if client in self._checked and now - self._checked[client] < CHECK_SECONDS:
+        if client in self._checked:
             return False
-        self._checked[client] = now
+        self._checked[client] = None
         return True
 
     def forget(self, client: str) -> None:

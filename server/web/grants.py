@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from cachetools import TTLCache
+
 __all__ = ["GRANT_SECONDS", "DownloadGrants"]
 
 GRANT_SECONDS = 10.0
+CLIENTS = 100_000
 
 
 class DownloadGrants:
@@ -19,12 +22,12 @@ class DownloadGrants:
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._granted: dict[str, tuple[float, Collection[str | None]]] = {}  # by client: until when, digests
+        self._granted: TTLCache[str, Collection[str | None]] = TTLCache(
+            CLIENTS, GRANT_SECONDS, timer=monotonic
+        )
 
     def grant(self, client: str, digests: Collection[str | None]) -> None:
-        self._granted[client] = self._monotonic() + GRANT_SECONDS, digests
+        self._granted[client] = digests
 
     def covers(self, client: str, digest: str) -> bool:
-        until, digests = self._granted.get(client, (0.0, ()))
-        return self._monotonic() < until and digest in digests
+        return digest in self._granted.get(client, ())

@@ -329,16 +329,22 @@ class Guard:
 
     async def require_reader(self, asking: Asking) -> Owner:
         """Who reads: a worker its own rows, a person all of them, or those of its runs."""
-        if asking.has_no_token:
-            if (person := await self.find_session_owner(asking.session)) is not None:
-                return person
-            if self._is_open_to(asking):
-                return ANYBODY
+        if asking.has_no_token and (person := await self.find_session_owner(asking.session)) is not None:
+            return person
+        return await self._find_without_session(asking)
+
+    async def _find_without_session(self, asking: Asking) -> Owner:
+        if asking.has_no_token and self._is_open_to(asking):
+            return ANYBODY
         return await self.identify(read_viewer_password(asking.authorization))
 
-    async def require_viewer(self, asking: Asking) -> Person:
-        """What shows all clients' rows: Forbidden for a client."""
-        return _forbid_client(await self.require_reader(asking))
+    async def require_viewer(self, asking: Asking) -> Visit:
+        """Who looks at what shows all clients' rows: Forbidden for a client."""
+        signed_in = await self.find_session_owner(asking.session)
+        if asking.has_no_token and signed_in is not None:
+            return Visit(signed_in, asking.session)
+        person = _forbid_client(await self._find_without_session(asking))
+        return Visit(person, None if signed_in is None else asking.session)
 
     async def find_session_owner(self, session: str | None) -> Person | None:
         """The person who signed in, by the hash of the cookie; None if the session or the token is over."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -322,8 +323,11 @@ _MODES = {
 def _read(place: Path) -> _Decoded | None:
     """What was kept; None where nothing was, or what is there cannot be read."""
     try:
-        told = json.loads(place.with_suffix(".json").read_bytes())
-        pixels: Pixels = np.load(place.with_suffix(".npy"), allow_pickle=False)
+        files = place.with_suffix(".json"), place.with_suffix(".npy")
+        told = json.loads(files[0].read_bytes())
+        pixels: Pixels = np.load(files[1], allow_pickle=False)
+        for file in files:
+            os.utime(file)  # whoever clears the folder sees what is read
         decoded = _Decoded(pixels, list(told["positions"]), LeftOut.unpacked(told["left_out"]))
     except (OSError, ValueError, EOFError, KeyError, TypeError):
         return None
