@@ -56,9 +56,9 @@ bench: $(VENV)/.dev ## the figures of docs/benchmarks.md, one JSON line each
 lock: $(VENV)/.dev ## resolve pyproject.toml anew into the two hashed requirement files
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 \
-		--extra build --extra s3 pyproject.toml -o requirements.lock
+		--extra build --extra s3 --extra oidc pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 \
-		--extra build --extra s3 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+		--extra build --extra s3 --extra oidc --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
 
 env: ## write .env with fresh secrets for docker compose
 	@tools/make-env.sh

@@ -52,6 +52,7 @@ from server.web import errors
 from server.web.admission import Admission, Gate
 from server.web.calls import Call
 from server.web.middleware import HeadAsGet, SecurityHeaders
+from server.web.oidc import make_provider
 from server.web.open_calls import OpenCalls, Revocable
 from server.web.protocol import Connections
 from server.web.read_notes import Note, ReadNotes
@@ -59,6 +60,7 @@ from server.web.security import (
     Guard,
     KnownClient,
     Owner,
+    Person,
     hash_token,
     load_admin_token,
     load_viewer_token,
@@ -185,6 +187,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         gate=gate,
         connections=connections,
         sessions=Sessions(admin_token, clock, keep_session),
+        provider=make_provider(settings, clock),
         open_calls=OpenCalls(),
         read_notes=ReadNotes(write_note),
         telemetry=telemetry,
@@ -250,12 +253,20 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         await coordinator.threads.run(coordinator.store.end_session, session_hash, actor, coordinator.clock())
         coordinator.end_access(make_key("session", session_hash))
 
+    async def find_person(name: str) -> tuple[Person, str] | None:
+        user = await coordinator.threads.run(coordinator.store.user, name)
+        if user is None or user.user.revoked_at is not None:
+            return None
+        return make_person(user.user), user.token_hash
+
     sign_in = SignIn(
         sessions=coordinator.sessions,
         guard=coordinator.guard,
         end_session=end_session,
         count=count,
         clock=coordinator.clock,
+        provider=coordinator.provider,
+        find_person=find_person,
     )
     respond = errors.make_responder(count, partial(_render_page, sign_in))
     errors.install(app, respond)

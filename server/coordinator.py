@@ -31,6 +31,7 @@ from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
 from server.web.admission import Gate
 from server.web.grants import DownloadGrants
+from server.web.oidc import IdentityProvider
 from server.web.open_calls import OpenCalls
 from server.web.protocol import Connections
 from server.web.read_notes import ReadNotes
@@ -70,6 +71,7 @@ class Coordinator:
     # who asks, who waits, what is counted
     guard: Guard
     sessions: Sessions
+    provider: IdentityProvider | None
     open_calls: OpenCalls
     read_notes: ReadNotes
     gate: Gate

@@ -111,6 +111,23 @@ class Settings(BaseSettings):
         "it goes into join codes and into the certificate of `self_signed`. Without it, it is guessed from "
         "`host` and the certificate.",
     )
+    oidc_issuer: Annotated[str, AfterValidator(check_address)] | None = Field(
+        None,
+        description="Address of an identity provider (OpenID Connect) by which people sign in to the pages, "
+        "as it calls itself (`iss`).",
+    )
+    oidc_client_id: str | None = Field(
+        None, min_length=1, description="What the identity provider calls this coordinator."
+    )
+    oidc_client_secret: SecretStr | None = Field(
+        None,
+        description="Secret that belongs to `oidc_client_id`. Without it, the provider needs none (PKCE).",
+    )
+    oidc_name_claim: str = Field(
+        "preferred_username",
+        min_length=1,
+        description="Claim of the ID token that has a person's name, as in `feddisco users`.",
+    )
     tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
     max_update_bytes: int = Field(8 * 2**30, ge=1, description="Largest file that may be uploaded, in bytes.")
@@ -238,6 +255,19 @@ class Settings(BaseSettings):
                 "s3_endpoint has to begin with https:, or every file would travel in clear; `insecure` is "
                 "for networks that nobody else is on"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _identity_provider(self) -> Self:
+        if self.oidc_issuer is None:
+            return self
+        if self.oidc_client_id is None or self.public_url is None:
+            raise ValueError(
+                "oidc_issuer needs oidc_client_id and public_url, to which the provider leads back"
+            )
+        parts = urlsplit(self.oidc_issuer)
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+            raise ValueError("oidc_issuer has to begin with https:")
         return self
 
     @model_validator(mode="after")

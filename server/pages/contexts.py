@@ -264,11 +264,21 @@ class ProblemPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInPage(Page):
-    """``wanted``: the page to go to; ``fault``: why the last attempt failed; ``hours``: how long it lasts."""
+    """``wanted``: the page to go to; ``fault``: why the last attempt failed; ``hours``: how long it lasts;
+    ``provider``: the identity provider's name, if there is one."""
 
     wanted: str
     fault: str
     hours: int
+    provider: str | None
+    provider_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedInPage(Page):
+    """Leads to the page that was asked for."""
+
+    wanted: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,13 @@ request the guard decides anew what that token's owner may; signing out ends the
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import hmac
+import json
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
@@ -20,6 +22,7 @@ from server.web.security import hash_token, make_token
 __all__ = ["SESSION_HOURS", "Sessions", "choose_next"]
 
 SESSION_HOURS = 12
+ATTEMPT_MINUTES = 10
 _COOKIE = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _OWN = ("same-origin", "none")
@@ -84,6 +87,38 @@ class Sessions:
 
     def _seal(self, request: Request, nonce: str) -> str:
         return self._sign("form", f"{nonce}:{self.read(request) or ''}")
+
+    # ------------------------------------------------------------ an attempt to sign in elsewhere
+
+    def keep_attempt(self, request: Request, response: Response, attempt: Mapping[str, str]) -> None:
+        """Let the browser keep what its return will be compared with.
+
+        Other sites lead back here, to which a browser sends only cookies that are not strict.
+        """
+        ends_at = self._clock() + dt.timedelta(minutes=ATTEMPT_MINUTES)
+        text = json.dumps({**attempt, "ends_at": ends_at.isoformat()})
+        packed = base64.urlsafe_b64encode(text.encode()).decode()
+        response.set_cookie(
+            self._cookie(request, "attempt"),
+            f"{packed}.{self._sign('attempt', packed)}",
+            max_age=ATTEMPT_MINUTES * 60,
+            secure=_is_secure(request),
+            httponly=True,
+            samesite="lax",
+        )
+
+    def read_attempt(self, request: Request) -> dict[str, str] | None:
+        """None: it was not begun here, or too long ago."""
+        packed, _, seal = self._get(request, "attempt").partition(".")
+        if not hmac.compare_digest(self._sign("attempt", packed).encode(), seal.encode("utf-8", "replace")):
+            return None
+        attempt: dict[str, str] = json.loads(base64.urlsafe_b64decode(packed))
+        is_over = self._clock() > dt.datetime.fromisoformat(attempt.pop("ends_at"))
+        return None if is_over else attempt
+
+    def forget_attempt(self, request: Request, response: Response) -> None:
+        name = self._cookie(request, "attempt")
+        response.delete_cookie(name, secure=_is_secure(request), httponly=True, samesite="lax")
 
     # ------------------------------------------------------------ cookies
 
