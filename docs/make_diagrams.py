@@ -22,7 +22,7 @@ Edges = dict[tuple[str | None, str], list[str]]
 """(before, after) -> the events' names; before None: where it begins."""
 
 BOX_WIDTH, BOX_HEIGHT, COLUMN, ROW, MARGIN, LEGEND_LINE = 112, 34, 190, 70, 24, 17
-WIDTH = 800
+WIDTH = 960
 
 
 def edges_of(moves: tables.Moves[tables.S], start: str | None = None) -> Edges:

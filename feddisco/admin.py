@@ -319,23 +319,32 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
 
 
 def make_changes(
-    *, rounds: int | None, quorum: str | None, deadline: float | None, keep_updates: str | None
+    *,
+    rounds: int | None,
+    quorum: str | None,
+    deadline: float | None,
+    waiting_deadline: float | None,
+    keep_updates: str | None,
 ) -> RunChanges:
     """Of a run's configuration, from the command line; None: stays. Raises :class:`InvalidConfiguration`."""
     given = {
         "rounds": rounds,
         "quorum": None if quorum == "half" else quorum,
         "round_deadline_seconds": deadline,
+        "waiting_deadline_seconds": waiting_deadline,
         "keep_updates": None if keep_updates == "all" else keep_updates,
     }
     chosen = {
         name: value
-        for (name, value), said in zip(given.items(), (rounds, quorum, deadline, keep_updates), strict=True)
+        for (name, value), said in zip(
+            given.items(), (rounds, quorum, deadline, waiting_deadline, keep_updates), strict=True
+        )
         if said is not None
     }
     if not chosen:
         raise InvalidConfiguration(
-            "say what is to change.", hint="--rounds, --quorum, --deadline or --keep-updates."
+            "say what is to change.",
+            hint="--rounds, --quorum, --deadline, --waiting-deadline or --keep-updates.",
         )
     try:
         return RunChanges.model_validate(chosen)

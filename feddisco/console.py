@@ -243,7 +243,7 @@ def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
 
 def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
     say(f"{run.run}  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds", "bold")
-    if run.reason:
+    if run.reason and run.status is not RunStatus.WAITING:  # what a waiting run waits for says the same
         say(run.reason)
     if run.waiting_for:
         say(run.waiting_for)

@@ -551,6 +551,9 @@ def run_change(
     deadline: Annotated[
         float | None, typer.Option(help="Seconds for a round; the open one's deadline moves, too.")
     ] = None,
+    waiting_deadline: Annotated[
+        float | None, typer.Option(help="Seconds that it may wait without going on before it pauses.")
+    ] = None,
     keep_updates: Annotated[
         str | None, typer.Option(metavar="N|all", help="Newest rounds whose updates are kept.")
     ] = None,
@@ -559,7 +562,13 @@ def run_change(
     """Change a run where that touches no past round."""
     from feddisco.admin import connect, make_changes
 
-    changes = make_changes(rounds=rounds, quorum=quorum, deadline=deadline, keep_updates=keep_updates)
+    changes = make_changes(
+        rounds=rounds,
+        quorum=quorum,
+        deadline=deadline,
+        waiting_deadline=waiting_deadline,
+        keep_updates=keep_updates,
+    )
     with connect(load_console_settings(flags)) as client:
         view = client.change(run, changes)
         _echo(f"{run} has revision {view.revision}, {view.status.value}. {view.waiting_for}".strip())

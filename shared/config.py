@@ -330,6 +330,9 @@ class RunConfig(Frozen):
     )
     round_deadline_seconds: float = Field(3600.0, gt=0, le=30 * 86400)
     max_attempts: int = Field(3, ge=1, description="draws of one round before the run pauses")
+    waiting_deadline_seconds: float = Field(
+        86400.0, gt=0, le=365 * 86400, description="a run that cannot go on for so long pauses"
+    )
     combine_scores: ScoreRule = Field(
         "median", description="several evaluators' scores as one: their median, or weighted by their sizes"
     )

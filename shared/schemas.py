@@ -85,6 +85,7 @@ class UserRole(StrEnum):
 class RunStatus(StrEnum):
     ENROLLING = "enrolling"
     RUNNING = "running"
+    WAITING = "waiting"  # started and not paused, but it cannot go on
     PAUSED = "paused"
     COMPLETED = "completed"
     STOPPED = "stopped"
@@ -93,6 +94,11 @@ class RunStatus(StrEnum):
     def is_terminal(self) -> bool:
         """Nothing leads from it to another status."""
         return self in (RunStatus.COMPLETED, RunStatus.STOPPED)
+
+    @property
+    def is_going(self) -> bool:
+        """It works on its rounds, or would if it could."""
+        return self in (RunStatus.RUNNING, RunStatus.WAITING)
 
 
 class RoundStatus(StrEnum):
@@ -345,6 +351,9 @@ class RunChanges(Body):
     round_deadline_seconds: float | None = Field(
         None, description="the deadline of the open round moves by the difference"
     )
+    waiting_deadline_seconds: float | None = Field(
+        None, description="when a run that waits already pauses moves by the difference"
+    )
     keep_updates: int | None = Field(None, description="null: all; what was deleted does not come back")
 
 
@@ -368,6 +377,12 @@ class RunSummary(View):
     finished_at: dt.datetime | None
     accuracy: float | None = Field(None, description="of the newest evaluated round, 0 to 1")
     archived_at: dt.datetime | None = Field(None, description="when it was put away; None: it was not")
+    waiting_since: dt.datetime | None = Field(
+        None, description="since when something keeps it from going on; None: nothing does"
+    )
+    waiting_until: dt.datetime | None = Field(
+        None, description="when a waiting run pauses, or its round is drawn again"
+    )
 
 
 class RecordedClient(View):

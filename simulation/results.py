@@ -34,7 +34,10 @@ __all__ = [
     "versions",
 ]
 
-SERVICE_ONLY = ("quorum", "round_deadline_seconds", "max_attempts", "keep_updates", "data_licence")
+SERVICE_ONLY = (
+    *("quorum", "round_deadline_seconds", "max_attempts", "waiting_deadline_seconds"),
+    *("keep_updates", "data_licence"),
+)
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -78,4 +78,5 @@ def _summarise(check: Callable[[], object]) -> str:
 async def metrics(coordinator: Coordinator) -> Response:
     """Prometheus metrics of this process and counts from the database."""
     coordinator.telemetry.set_stored(await coordinator.threads.run(coordinator.store.counts))
+    coordinator.telemetry.set_waiting(await coordinator.threads.run(coordinator.store.waiting_since))
     return Response(coordinator.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})

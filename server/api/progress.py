@@ -17,6 +17,8 @@ async def report_progress(
 ) -> ProgressAnswer:
     """A heartbeat. The answer says whether the result is still wanted."""
     now = coordinator.clock()
+    if coordinator.presence.note(client):
+        await coordinator.threads.run(coordinator.assignments.mark_returned, client)
     wanted = await coordinator.threads.run(coordinator.store.progress, run, n, client, body, now)
     if not wanted:
         return ProgressAnswer(proceed=False, reason="the round is closed for this client")

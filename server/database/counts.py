@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import sqlalchemy as sa
 
 from server.database.session import Reading
 from server.database.tables import blobs, clients, enrolments, evaluations, events, participants, rounds, runs
-from shared.schemas import RoundStatus
+from shared.schemas import RoundStatus, RunStatus
 
-__all__ = ["count_rows"]
+__all__ = ["count_rows", "list_waiting"]
 
 
 def count_rows(connection: Reading) -> dict[str, dict[str, int]]:
@@ -30,3 +32,9 @@ def count_rows(connection: Reading) -> dict[str, dict[str, int]]:
         statement = sa.select(sa.func.count()).select_from(table)
         found[table.name] = {"number": connection.select(statement).scalar_one()}
     return found
+
+
+def list_waiting(connection: Reading) -> dict[str, dt.datetime]:
+    """The runs that cannot go on, and since when."""
+    statement = sa.select(runs.c.run, runs.c.waiting_since).where(runs.c.status == RunStatus.WAITING)
+    return {row.run: row.waiting_since for row in connection.select(statement)}

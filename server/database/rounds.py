@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from server.database.configs import require_run
 from server.database.evaluations import list_evaluations
 from server.database.session import Reading, Writing
-from server.database.tables import are_of_one_attempt, participants, rounds
+from server.database.tables import are_of_one_attempt, participants, rounds, runs
 from shared.problems import NotFound
 from shared.schemas import (
     EvaluationView,
@@ -28,7 +28,7 @@ from shared.secure.coordinator import Coordinator, Phase
 
 __all__ = [
     "find_start_model",
-    "list_collecting",
+    "list_deadlines",
     "list_overdue",
     "list_rounds",
     "newest_model",
@@ -179,17 +179,23 @@ def read_receipt(connection: Reading, run: str, number: int, client: str) -> Rec
 
 # -------------------------------------------------------------------- deadlines
 
-_COLLECTING = sa.select(rounds.c.run).where(rounds.c.status == RoundStatus.COLLECTING).order_by(rounds.c.run)
+_COLLECTING = sa.select(rounds.c.run, rounds.c.opened_at.label("since")).where(
+    rounds.c.status == RoundStatus.COLLECTING
+)
+_WAITING = sa.select(runs.c.run, runs.c.waiting_since.label("since")).where(runs.c.waiting_until.is_not(None))
 
 
 def list_overdue(connection: Reading, now: dt.datetime) -> list[str]:
-    """Runs whose collecting round is past its deadline."""
-    return list(connection.select(_COLLECTING.where(rounds.c.deadline_at <= now)).scalars())
+    """Runs whose collecting round is past its deadline, or that have waited long enough."""
+    late = connection.select(_COLLECTING.where(rounds.c.deadline_at <= now))
+    waited = connection.select(_WAITING.where(runs.c.waiting_until <= now))
+    return sorted({row.run for row in (*late, *waited)})
 
 
-def list_collecting(connection: Reading) -> list[tuple[str, dt.datetime]]:
-    """Runs whose round waits for updates, and when that round was opened."""
-    return [(run, at) for run, at in connection.select(_COLLECTING.add_columns(rounds.c.opened_at))]
+def list_deadlines(connection: Reading) -> list[tuple[str, dt.datetime]]:
+    """Runs whose round collects updates, or that wait for what keeps them from going on; and since when."""
+    found = (*connection.select(_WAITING), *connection.select(_COLLECTING))
+    return sorted({row.run: row.since for row in found}.items())
 
 
 # -------------------------------------------------------------------- heartbeats

@@ -96,6 +96,8 @@ def _summary(row: Row, accuracies: Mapping[str, float]) -> dict[str, Any]:
         "created_at": row.created_at,
         "finished_at": row.finished_at,
         "archived_at": row.archived_at,
+        "waiting_since": row.waiting_since,
+        "waiting_until": row.waiting_until,
         "accuracy": accuracies.get(row.run),
     }
 

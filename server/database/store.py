@@ -548,12 +548,12 @@ class Store:
     # ---------------------------------------------------------------- the coordinator's own work
 
     def overdue(self, now: dt.datetime) -> list[str]:
-        """Runs whose collecting round is past its deadline: apply TimePassed."""
+        """Runs whose collecting round is past its deadline, or that waited long enough: apply TimePassed."""
         return self._read(rounds.list_overdue, now)
 
-    def collecting(self) -> list[tuple[str, dt.datetime]]:
-        """Runs whose round waits for updates, and since when it does."""
-        return self._read(rounds.list_collecting)
+    def deadlines(self) -> list[tuple[str, dt.datetime]]:
+        """Runs whose round collects updates, or that cannot go on; and since when that is so."""
+        return self._read(rounds.list_deadlines)
 
     def database_id(self, now: dt.datetime) -> str:
         """The same for ever; made when it is first asked for."""
@@ -642,3 +642,7 @@ class Store:
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""
         return self._read(counts.count_rows)
+
+    def waiting_since(self) -> dict[str, dt.datetime]:
+        """The runs that cannot go on, and since when."""
+        return self._read(counts.list_waiting)

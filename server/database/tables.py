@@ -167,6 +167,19 @@ runs = sa.Table(
     _column("finished_at", UtcDateTime, null=True),
     _column("archived_at", UtcDateTime, null=True),
     _column("totals", Json, null=True, comment="of a secure run: what the sum that ends enrolment told"),
+    _column(
+        "waiting_since",
+        UtcDateTime,
+        null=True,
+        comment="since when something keeps it from going on; null: nothing does",
+    ),
+    _column(
+        "waiting_until",
+        UtcDateTime,
+        null=True,
+        index=True,
+        comment="when it then pauses, or the state machine is asked what follows",
+    ),
 )
 
 deletions = sa.Table(

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.lifecycle.effects import Aggregate, Effect, Kind, Record, Wake
 from server.lifecycle.events import Event
-from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
+from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score, Wait
 from server.lifecycle.tables import ENROLMENT_MOVES, PARTICIPANT_MOVES, ROUND_MOVES, RUN_MOVES, Moves, S
 from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus, RunStatus, SumTotals
 from shared.secure.coordinator import Coordinator
@@ -76,6 +76,13 @@ class Draft:
     def move_run(self, status: RunStatus, reason: str | None = None) -> None:
         self._check(RUN_MOVES, self.run.status, status)
         self.run = replace(self.run, status=status, reason=reason)
+
+    def put_wait(self, wait: Wait | None) -> None:
+        self.run = replace(self.run, wait=wait)
+
+    def explain_wait(self, reason: str) -> None:
+        """What keeps a waiting run from going on, in the words of now."""
+        self.run = replace(self.run, reason=reason)
 
     def open_round(self, opened: Round) -> None:
         self._check(ROUND_MOVES, None, opened.status)

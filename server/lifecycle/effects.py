@@ -25,9 +25,9 @@ Kind = Literal[
     "run_changed",  # its configuration, where that touches no past round
     "run_completed",
     "run_stopped_early",  # the score has not become better for a while
-    "round_waiting",  # too few trainers are ready to open one
+    "run_waiting",  # something keeps it from going on
     "round_opened",
-    "deadline_moved",  # the coordinator was away for a while, or its clock was set
+    "deadline_moved",  # of a round or a wait: the coordinator was away for a while, or its clock was set
     "round_closed",  # nobody is waited for any more, enough updates have arrived
     "round_completed",
     "round_abandoned",

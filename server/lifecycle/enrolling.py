@@ -262,7 +262,7 @@ def _stop_waiting_for(draft: Draft, client: str, reason: str) -> None:
     """The open round goes on without a client that takes no part any more, and so does a run that waits."""
     current = draft.run.round
     if _waits_for_scores(draft.run):
-        go_on(draft, waited=True)
+        go_on(draft)
         return
     if current is None or current.status is not RoundStatus.COLLECTING:
         return
@@ -297,7 +297,7 @@ def evaluation_received(draft: Draft, event: EvaluationReceived) -> None:
         )
     )
     if _waits_for_scores(draft.run):
-        go_on(draft, waited=True)
+        go_on(draft)
 
 
 def client_seen(draft: Draft, event: ClientSeen) -> None:
@@ -353,7 +353,7 @@ def _go_on(draft: Draft) -> None:
     """A client became ready: starts the run if it starts by itself, or opens the round that waited for it."""
     run = draft.run
     if waits_for_clients(run):
-        go_on(draft, waited=True)
+        go_on(draft)
     elif run.status is RunStatus.ENROLLING and run.policy.autostart:
         needed = trainers_to_start(run)
         scored = not run.policy.needs_scores or bool(evaluators(run))

@@ -29,6 +29,7 @@ __all__ = [
     "PauseRequested",
     "ResumeRequested",
     "RewindRequested",
+    "Sighting",
     "StartRequested",
     "StepAnswered",
     "StopRequested",
@@ -82,7 +83,7 @@ class ClientLeft:
 
 @dataclass(frozen=True, slots=True)
 class ClientSeen:
-    """A client that was away asks for work again."""
+    """A client that was away is heard of again: it asks for work, or tells how far its training is."""
 
     client: str
 
@@ -161,8 +162,22 @@ class FailureReported:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """When a participant of the open round was last heard of, and how far its training was then.
+
+    ``done``: a share from 0 to 1, None if it has told nothing of it; ``seen_at`` None: it was never heard of.
+    """
+
+    client: str
+    seen_at: dt.datetime | None
+    done: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time has passed; deadlines may be over."""
+    """Time has passed; deadlines may be over. ``sightings``: what is known of who misses the deadline."""
+
+    sightings: tuple[Sighting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from server.lifecycle import enrolling
+from server.lifecycle import enrolling, waiting
 from server.lifecycle.draft import Draft
 from server.lifecycle.effects import Effect
 from server.lifecycle.events import (
@@ -51,15 +51,12 @@ from server.lifecycle.round_steps import (
     time_out,
 )
 from server.lifecycle.state import Round, Run
-from server.lifecycle.views import find_unscored, waits_for_clients
+from server.lifecycle.views import find_obstacle, find_unscored, waits_for_clients
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 from shared.secure.coordinator import Coordinator
 from shared.secure.faults import ProtocolRefused
 
 __all__ = ["Decision", "decide"]
-
-GRACE = dt.timedelta(minutes=1)
-"""The least that clients have to deliver after the coordinator was away; they retry every 30 s at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,7 @@ def decide(run: Run, event: Event, now: dt.datetime) -> Decision:
     refuse_unless_allowed(run, event)
     draft = Draft(run, event, now)
     _HANDLERS[type(event)](draft, event)
+    waiting.note_obstacle(draft, find_obstacle(run))
     return Decision(draft.run, draft.effects(), draft.ended)
 
 
@@ -129,7 +127,7 @@ def _rewind_requested(draft: Draft, event: RewindRequested) -> None:
     before = run.completed_rounds
     draft.record("run_rewound", round=event.round, completed=before, reason=event.reason)
     draft.wake(*present_clients(draft.run))
-    if draft.run.status is RunStatus.RUNNING and find_unscored(draft.run) is None:
+    if draft.run.status.is_going and find_unscored(draft.run) is None:
         open_next(draft)
 
 
@@ -141,14 +139,15 @@ def _change_requested(draft: Draft, event: ChangeRequested) -> None:
     draft.change_policy(event.policy)
     changes = {name: [before, after] for name, before, after in event.changes}
     if longer and current is not None and current.status is RoundStatus.COLLECTING:
-        earliest = draft.now + min(GRACE, event.policy.deadline)  # clients may be about to deliver
+        earliest = draft.now + min(waiting.GRACE, event.policy.deadline)  # clients may be about to deliver
         draft.move_deadline(max(current.deadline_at + longer, min(earliest, current.deadline_at)))
         draft.record("run_changed", changes=changes, deadline_at=draft.round.deadline_at.isoformat())
     else:
         draft.record("run_changed", changes=changes)
+    waiting.change_limits(draft, run.policy)
     is_between = current is None or not current.status.is_open
-    if is_between and run.status in (RunStatus.RUNNING, RunStatus.PAUSED):
-        go_on(draft, waited=True)
+    if is_between and (run.status.is_going or run.status is RunStatus.PAUSED):
+        go_on(draft)
 
 
 def _refuse_unless_possible(run: Run, event: ChangeRequested) -> None:
@@ -220,17 +219,19 @@ def _failure_reported(draft: Draft, event: FailureReported) -> None:
 
 def _time_passed(draft: Draft, event: TimePassed) -> None:
     current = draft.run.round
-    if current is None or current.status is not RoundStatus.COLLECTING or draft.now < current.deadline_at:
-        return
-    time_out(draft)
-    close_if_done(draft)
+    if current is None or current.status is not RoundStatus.COLLECTING:
+        waiting.end_if_over(draft)
+    elif draft.now >= current.deadline_at:
+        time_out(draft, event.sightings)
+        close_if_done(draft)
 
 
 def _coordinator_returned(draft: Draft, event: CoordinatorReturned) -> None:
     current = draft.run.round
     if current is None or current.status is not RoundStatus.COLLECTING:
+        waiting.move_end(draft, event.absence)
         return
-    to_come_back = draft.now + min(GRACE, draft.run.policy.deadline)
+    to_come_back = draft.now + min(waiting.GRACE, draft.run.policy.deadline)
     deadline = max(current.deadline_at + event.absence, to_come_back)
     if deadline != current.deadline_at:
         draft.move_deadline(deadline)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from server.lifecycle.draft import Draft
+from server.lifecycle.events import Sighting
 from server.lifecycle.sampling import draw
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.views import (
@@ -13,6 +14,7 @@ from server.lifecycle.views import (
     find_standing,
     find_unscored,
     is_best_reached,
+    last_seen,
     next_attempt,
     ready_trainers,
     unfinished_participants,
@@ -32,14 +34,12 @@ def present_clients(run: Run, role: Role | None = None) -> list[str]:
     return sorted(e.client for e in run.enrolments if not e.status.is_gone and role in (None, e.role))
 
 
-def open_next(draft: Draft, *, waited: bool = False) -> None:
-    """Opens the next round, or leaves the run waiting for clients; ``waited``: it was waiting already."""
+def open_next(draft: Draft) -> None:
+    """Opens the next round, or leaves the run without one: it then waits for clients."""
     run = draft.run
     number, attempt = next_attempt(run)
     ready = {e.index: e.client for e in ready_trainers(run) if e.index is not None}
     if len(ready) < updates_needed(run):
-        if not waited:
-            draft.record("round_waiting", round=number, ready=len(ready), needed=updates_needed(run))
         return
     policy = run.policy
     drawn = draw(
@@ -82,10 +82,13 @@ def _begin_sum(run: Run, number: int, attempt: int, drawn: Mapping[int, str]) ->
     )
 
 
-def time_out(draft: Draft) -> None:
-    """Gives up on the participants that did not deliver; they are away until they poll again."""
+def time_out(draft: Draft, sightings: Sequence[Sighting]) -> None:
+    """Gives up on the participants that did not deliver; they are away until they are heard of again."""
+    deadline = draft.round.deadline_at
+    seen = {sighting.client: sighting for sighting in sightings}
     for participant in unfinished_participants(draft.round):
-        reason = f"nothing came until the deadline {draft.round.deadline_at.isoformat()}"
+        known = last_seen(participant, seen.get(participant.client), deadline)
+        reason = f"{known}; nothing came until the deadline {deadline.isoformat()}"
         if participant.status is ParticipantStatus.UPLOADED:  # of a secure round: it stays in the sum
             draft.stop_waiting_for(participant)
         else:
@@ -177,7 +180,7 @@ def complete(draft: Draft) -> None:
     go_on(draft)
 
 
-def go_on(draft: Draft, *, waited: bool = False) -> None:
+def go_on(draft: Draft) -> None:
     """With no round open: ends the run, opens its next round, or leaves it waiting for clients or scores."""
     run = draft.run
     if find_unscored(run) is not None:
@@ -187,8 +190,8 @@ def go_on(draft: Draft, *, waited: bool = False) -> None:
     if is_early and is_best_reached(run, found):
         _record_early_stop(draft, found)
     elif is_early:
-        if run.status is RunStatus.RUNNING:
-            open_next(draft, waited=waited)
+        if run.status.is_going:
+            open_next(draft)
         return
     draft.move_run(RunStatus.COMPLETED)
     if found is not None and run.policy.keep == "best":
@@ -217,7 +220,7 @@ def abandon(draft: Draft, reason: str) -> None:
     """
     draft.move_round(RoundStatus.ABANDONED, reason)
     draft.record_round("round_abandoned", reason=reason)
-    if draft.run.status is not RunStatus.RUNNING:
+    if not draft.run.status.is_going:
         return
     current = draft.round
     if (current.attempt - attempts_before(draft.run, current.number)) % draft.run.policy.max_attempts:

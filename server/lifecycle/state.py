@@ -10,7 +10,7 @@ from shared.config import EVERYBODY, Draws, Participants, RunConfig, ScoreRule, 
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus, SumTotals
 from shared.secure.coordinator import Coordinator, Phase
 
-__all__ = ["Enrolment", "Participant", "Policy", "Round", "Run", "Score"]
+__all__ = ["Enrolment", "Participant", "Policy", "Round", "Run", "Score", "Wait"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class Policy:
     deadline: dt.timedelta
     max_attempts: int
     autostart: bool
+    waiting_deadline: dt.timedelta = dt.timedelta(days=1)
     needs_discrepancy: bool
     participants: Participants = EVERYBODY
     join: Literal["late", "before_start"] = "late"
@@ -61,6 +62,7 @@ class Policy:
             deadline=dt.timedelta(seconds=config.round_deadline_seconds),
             max_attempts=config.max_attempts,
             autostart=config.autostart,
+            waiting_deadline=dt.timedelta(seconds=config.waiting_deadline_seconds),
             needs_discrepancy=config.needs_discrepancy and secure is None,
             participants=config.participants,
             join=config.join,
@@ -134,9 +136,23 @@ class Score:
     examples: int
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Since when something keeps the run from going on, and until when that is put up with.
+
+    Then a waiting run pauses, a running one (whose model is being scored) is a waiting one, and a round
+    that misses its quorum is drawn again.
+    """
+
+    since: dt.datetime
+    until: dt.datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run as the state machine sees it. ``round`` is the newest round, finished or not.
+
+    ``wait``: what keeps it from going on is found by ``views.find_obstacle``; None: nothing does.
 
     ``totals`` are what a secure run's round 0, the sum that ends enrolment, has told.
     ``scores`` are the evaluators', by round and client; none where the policy does not go by them.
@@ -158,6 +174,7 @@ class Run:
     rewound_attempts: int = 0
     scores: tuple[Score, ...] = ()
     totals: SumTotals | None = None
+    wait: Wait | None = None
 
     def enrolment(self, client: str) -> Enrolment | None:
         return next((e for e in self.enrolments if e.client == client), None)

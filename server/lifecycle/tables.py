@@ -14,7 +14,8 @@ Every event is about one run, and may move several of the four at once.
 5. A secure round collects in steps (``shared.secure.coordinator``), each with a deadline: who misses one
    before its upload drops out; whose upload is in the sum stays in it.
 6. Progress: every participant of a collecting round has finished, or the deadline is still to come. So a
-   running run moves on by itself unless it has too few ready trainers, and then says so.
+   running run moves on by itself. One that does not (``views.find_obstacle``) is waiting, says why, and
+   pauses in the end.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ Moves = Mapping[tuple[S | None, S], Causes]
 """(before, after) -> the events that can cause it; before None: it is created."""
 
 _OPEN: Final = frozenset(status for status in RunStatus if not status.is_terminal)
-_AT_WORK: Final = frozenset({RunStatus.RUNNING, RunStatus.PAUSED})
+_GOING: Final = frozenset(status for status in RunStatus if status.is_going)
+_AT_WORK: Final = _GOING | {RunStatus.PAUSED}
 _ALWAYS: Final = frozenset(RunStatus)
 
 ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
@@ -79,7 +81,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     ClientSeen: _ALWAYS,
     DiscrepancyReceived: _OPEN,
     StartRequested: frozenset({RunStatus.ENROLLING}),
-    PauseRequested: frozenset({RunStatus.RUNNING}),
+    PauseRequested: _GOING,
     ResumeRequested: frozenset({RunStatus.PAUSED}),
     StopRequested: _OPEN,
     RewindRequested: _AT_WORK,
@@ -92,7 +94,7 @@ ALLOWED: Final[Mapping[type[Event], frozenset[RunStatus]]] = {
     CoordinatorReturned: _ALWAYS,  # moves a deadline, and no status
     EvaluationReceived: _ALWAYS,  # the initial model is scored before the start, the last one after the end
     AggregationFinished: _AT_WORK,
-    AggregationDelayed: _AT_WORK,  # moves no status
+    AggregationDelayed: _AT_WORK,
     AggregationFailed: _AT_WORK,
 }
 
@@ -113,20 +115,30 @@ _ENDING: Final[Causes] = (
     EnrolmentRefused,
 )
 
+# the events after which a run may be unable to go on, or able to again
+_MOVING: Final[Causes] = (
+    *_CLOSING,
+    *_READYING,
+    ClientSeen,
+    ResumeRequested,
+    RewindRequested,
+    ChangeRequested,
+    EvaluationReceived,
+    AggregationFinished,
+    AggregationDelayed,
+    AggregationFailed,
+)
+# the events after which a run pauses: asked for, after too many attempts, or after too long a wait
+_PAUSING: Final[Causes] = (PauseRequested, *_CLOSING, AggregationFinished, AggregationFailed)
+
 RUN_MOVES: Final[Moves[RunStatus]] = {
     (RunStatus.ENROLLING, RunStatus.RUNNING): (StartRequested, *_READYING),
-    (RunStatus.RUNNING, RunStatus.PAUSED): (
-        PauseRequested,
-        *_CLOSING,
-        AggregationFinished,
-        AggregationFailed,
-    ),
+    (RunStatus.RUNNING, RunStatus.WAITING): _MOVING,
+    (RunStatus.WAITING, RunStatus.RUNNING): _MOVING,
+    **{(status, RunStatus.PAUSED): _PAUSING for status in RunStatus if status.is_going},
     (RunStatus.PAUSED, RunStatus.RUNNING): (ResumeRequested,),
-    (RunStatus.RUNNING, RunStatus.COMPLETED): _ENDING,
-    (RunStatus.PAUSED, RunStatus.COMPLETED): _ENDING,
-    (RunStatus.ENROLLING, RunStatus.STOPPED): (StopRequested,),
-    (RunStatus.RUNNING, RunStatus.STOPPED): (StopRequested,),
-    (RunStatus.PAUSED, RunStatus.STOPPED): (StopRequested,),
+    **{(status, RunStatus.COMPLETED): _ENDING for status in RunStatus if status in _AT_WORK},
+    **{(status, RunStatus.STOPPED): (StopRequested,) for status in RunStatus if status in _OPEN},
 }
 
 ROUND_MOVES: Final[Moves[RoundStatus]] = {

@@ -6,8 +6,9 @@ import datetime as dt
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
+from server.lifecycle.events import Sighting
 from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 from shared.scores import Standing, combine, standing
@@ -16,12 +17,17 @@ from shared.secure.ring import SMALLEST_SUM
 
 __all__ = [
     "STEPS",
+    "Obstacle",
     "abandonment",
     "attempts_before",
     "evaluators",
+    "find_obstacle",
     "find_standing",
     "find_unscored",
     "is_best_reached",
+    "last_seen",
+    "long_wait",
+    "name_obstacle",
     "next_attempt",
     "ready_trainers",
     "reason_for_clients",
@@ -77,8 +83,8 @@ def unfinished_participants(current: Round) -> tuple[Participant, ...]:
 
 
 def waits_for_clients(run: Run) -> bool:
-    """Whether a running run has no open round: the next one lacks ready trainers."""
-    return run.status is RunStatus.RUNNING and (run.round is None or not run.round.status.is_open)
+    """Whether a run that goes on has no open round: the next one lacks ready trainers, or scores."""
+    return run.status.is_going and (run.round is None or not run.round.status.is_open)
 
 
 def next_attempt(run: Run) -> tuple[int, int]:
@@ -154,7 +160,49 @@ def is_best_reached(run: Run, found: Standing | None) -> bool:
     return stop_when is not None and found is not None and found.since >= stop_when.patience
 
 
+# -------------------------------------------------------------------- obstacles
+
+
+class Obstacle(NamedTuple):
+    """What keeps a run from going on at a round: nothing that it does by itself ends that.
+
+    ``trainers``: too few are ready for a round to open. ``scores``: of the newest model, by which the run
+    goes. ``quorum``: the open round has lost so many clients that it can only be drawn again.
+    ``aggregation``: something that it needs is not there.
+    """
+
+    kind: Literal["trainers", "scores", "quorum", "aggregation"]
+    round: int
+
+
+def find_obstacle(run: Run) -> Obstacle | None:
+    """None while the run works, and for one that is not to go on now."""
+    current = run.round
+    if not run.status.is_going:
+        return None
+    if current is None or not current.status.is_open:
+        unscored = find_unscored(run)
+        if unscored is not None:
+            return Obstacle("scores", unscored)
+        return Obstacle("trainers", next_attempt(run)[0])
+    if current.status is RoundStatus.AGGREGATING:
+        return None if current.reason is None else Obstacle("aggregation", current.number)
+    return Obstacle("quorum", current.number) if _updates_to_come(current) < updates_needed(run) else None
+
+
+def _updates_to_come(current: Round) -> int:
+    """How many updates there can be at most, those that are here included."""
+    possible = (p for p in current.participants if p.status.is_awaited)
+    arrived = (p for p in current.participants if p.status is ParticipantStatus.UPLOADED)
+    return sum(1 for _ in (*possible, *arrived))
+
+
 # -------------------------------------------------------------------- in words
+
+
+def name_obstacle(run: Run, found: Obstacle) -> str:
+    """What keeps the run from going on, for its page and its log: it names clients."""
+    return _obstacle(run, found, _list_names, is_for_operators=True)
 
 
 def waiting_for(run: Run, now: dt.datetime, *, reader: str | None = None) -> str:
@@ -168,10 +216,12 @@ def waiting_for(run: Run, now: dt.datetime, *, reader: str | None = None) -> str
 def _waiting_for_clients(run: Run, now: dt.datetime, reader: str | None, tell: Tell) -> str:
     if run.status is RunStatus.ENROLLING:
         return _enrolling(run, tell)
-    if run.status is RunStatus.RUNNING:
-        if run.round is None or waits_for_clients(run):
-            return _scores(run, tell) or _clients(run, tell)
+    if run.status is RunStatus.WAITING and (found := find_obstacle(run)) is not None:
+        return _obstacle(run, found, tell, is_for_operators=reader is None) + _until(run, found, now)
+    if run.status.is_going and run.round is not None and run.round.status.is_open:
         return _open_round(run.round, now, reader, tell)
+    if run.status.is_going:
+        return _scores(run, tell) or _clients(run, tell)
     reason = run.reason if reader is None else reason_for_clients(run.reason)
     if run.status is RunStatus.PAUSED:
         return _paused(run, reason, now, reader, tell)
@@ -183,7 +233,14 @@ def abandonment(number: int, attempt: int, reason: str) -> str:
     return f"round {number} was abandoned in attempt {attempt}: {reason}"
 
 
-_ABANDONMENT = re.compile(r"(round \d+ was abandoned in attempt \d+): .*", re.DOTALL)
+def long_wait(since: dt.datetime, reason: str) -> str:
+    """Why a run is paused that could not go on for as long as its configuration lets it wait."""
+    return f"it could not go on since {_minute(since)}: {reason}"
+
+
+_TOLD_TO_CLIENTS = re.compile(
+    r"(round \d+ was abandoned in attempt \d+|it could not go on since [-\d]+ [:\d]+ UTC): .*", re.DOTALL
+)
 
 
 def reason_for_clients(reason: str | None) -> str | None:
@@ -192,8 +249,34 @@ def reason_for_clients(reason: str | None) -> str | None:
     >>> reason_for_clients(abandonment(3, 2, "1 of 2 needed updates came (north failed: no memory)"))
     'round 3 was abandoned in attempt 2'
     """
-    found = _ABANDONMENT.fullmatch(reason or "")
+    found = _TOLD_TO_CLIENTS.fullmatch(reason or "")
     return found[1] if found else reason
+
+
+SILENT_AFTER = dt.timedelta(seconds=90)
+"""A client that waits asks for work once a minute, one that trains tells how far it is every few seconds."""
+
+
+def last_seen(participant: Participant, seen: Sighting | None, now: dt.datetime) -> str:
+    """What is known of a participant from which nothing came in time.
+
+    >>> at = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+    >>> north = Participant(client="north", index=0, status=ParticipantStatus.TRAINING)
+    >>> last_seen(north, Sighting("north", at, 0.4), at)
+    'was training, 40 %'
+    >>> last_seen(north, Sighting("north", at, 0.4), at + dt.timedelta(hours=1))
+    'silent since 2026-03-01 12:00:00 UTC, when it was at 40 %'
+    >>> last_seen(north, None, at)
+    'never heard of'
+    """
+    if seen is None or seen.seen_at is None:
+        return "never heard of"
+    done = "" if seen.done is None else f"{100 * seen.done:.0f} %"
+    if now - seen.seen_at > SILENT_AFTER:
+        return f"silent since {_second(seen.seen_at)}" + (f", when it was at {done}" if done else "")
+    if participant.status is ParticipantStatus.TRAINING:
+        return f"was training, {done}" if done else "was at work, and did not say how far it was"
+    return f"heard of at {_second(seen.seen_at)}, but it did not begin"
 
 
 Tell = Callable[[Sequence[str]], str]
@@ -215,15 +298,19 @@ def _enrolling(run: Run, tell: Tell) -> str:
 def _open_round(current: Round, now: dt.datetime, reader: str | None, tell: Tell) -> str:
     prefix = f"{_name_round(current.number)}: "
     if current.status is RoundStatus.AGGREGATING:
-        uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
-        text = prefix + f"{_are(uploaded, 'update')} being aggregated"
-        if current.reason is None:
-            return text
-        # the reason may name clients, and says what is wrong at the coordinator
-        return f"{text}, which is delayed" if reader is not None else f"{text}; delayed: {current.reason}"
+        return prefix + _aggregation(current, is_for_operators=reader is None)
     names = tell([p.client for p in unfinished_participants(current)])
     what = "" if current.secure is None else f"{STEPS[current.secure.phase]} of "
     return prefix + f"waiting for {what}{names} until {_clock(current.deadline_at, now)}"
+
+
+def _aggregation(current: Round, *, is_for_operators: bool) -> str:
+    uploaded = sum(p.status is ParticipantStatus.UPLOADED for p in current.participants)
+    text = f"{_are(uploaded, 'update')} being aggregated"
+    if current.reason is None:
+        return text
+    # the reason may name clients, and says what is wrong at the coordinator
+    return f"{text}; delayed: {current.reason}" if is_for_operators else f"{text}, which is delayed"
 
 
 def _name_round(number: int) -> str:
@@ -238,6 +325,32 @@ def _clients(run: Run, tell: Tell) -> str:
     more = (f"; away: {tell(away)}" if away else "") + (f"; no discrepancy yet: {tell(late)}" if late else "")
     trainers = _are(len(ready_trainers(run)), "trainer")
     return f"{_name_round(number)}: {trainers} ready, {updates_needed(run)} needed{more}"
+
+
+def _obstacle(run: Run, found: Obstacle, tell: Tell, *, is_for_operators: bool) -> str:
+    current = run.round
+    if found.kind == "trainers" or current is None:
+        return _clients(run, tell)
+    if found.kind == "scores":
+        return _scores(run, tell)
+    prefix = f"{_name_round(found.round)}: "
+    if found.kind == "aggregation":
+        return prefix + _aggregation(current, is_for_operators=is_for_operators)
+    awaited = [p.client for p in unfinished_participants(current)]
+    lost = [p.client for p in current.participants if p.status is ParticipantStatus.FAILED]
+    return (
+        f"{prefix}of {updates_needed(run)} needed updates {_updates_to_come(current)} can still come, none "
+        f"from {tell(lost)}; drawn again after {tell(awaited)}"
+    )
+
+
+def _until(run: Run, found: Obstacle, now: dt.datetime) -> str:
+    if run.wait is None:
+        return ""
+    end = _clock(run.wait.until, now)
+    if found.kind == "quorum":
+        return f", at {end} at the latest"
+    return f"; since {_clock(run.wait.since, now)}, pauses at {end}"
 
 
 def _scores(run: Run, tell: Tell) -> str:
@@ -258,10 +371,18 @@ def _with_status(run: Run, status: EnrolmentStatus) -> list[str]:
     return sorted(e.client for e in run.enrolments if e.role is Role.TRAINER and e.status is status)
 
 
+def _second(at: dt.datetime) -> str:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _minute(at: dt.datetime) -> str:
+    return f"{at.astimezone(dt.UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def _clock(at: dt.datetime, now: dt.datetime) -> str:
     at = at.astimezone(dt.UTC)
     same_day = at.date() == now.astimezone(dt.UTC).date()
-    return f"{at:%H:%M} UTC" if same_day else f"{at:%Y-%m-%d %H:%M} UTC"
+    return f"{at:%H:%M} UTC" if same_day else _minute(at)
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -84,6 +85,13 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self.waiting = Gauge(
+            "feddisco_run_waiting_since_timestamp_seconds",
+            "Unix time since which the run cannot go on; absent for runs that can",
+            ["run"],
+            registry=self.registry,
+        )
+
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape."""
         Gauge(name, description, registry=self.registry).set_function(read)
@@ -122,6 +130,11 @@ class Telemetry:
         for noun, numbers in counts.items():
             for status, number in numbers.items():
                 self.rows.labels(noun, status).set(number)
+
+    def set_waiting(self, since: Mapping[str, dt.datetime]) -> None:
+        self.waiting.clear()
+        for run, at in since.items():
+            self.waiting.labels(run).set(at.timestamp())
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -12,6 +12,7 @@ from shared.schemas import RunStatus, RunView
 __all__ = ["ACTIONS", "REASON", "ROUND", "Action", "list_offers", "run_command"]
 
 OPEN = frozenset(status for status in RunStatus if not status.is_terminal)
+GOING = frozenset(status for status in RunStatus if status.is_going)
 REASON = FormField(name="reason", label="Reason, for the run's page")
 
 ROUND = FormField(name="round", label="Round to go back to (0: the initial model)", kind="number")
@@ -42,7 +43,7 @@ ACTIONS: Mapping[str, Action] = {
     "pause": Action(
         "Pause",
         "No further round opens. The open one goes on and may complete.",
-        frozenset({RunStatus.RUNNING}),
+        GOING,
         (REASON,),
     ),
     "resume": Action("Resume", "The run goes on where it was paused.", frozenset({RunStatus.PAUSED})),
@@ -50,7 +51,7 @@ ACTIONS: Mapping[str, Action] = {
         "Go back",
         "The run goes back to an earlier round's model and on from there. The open attempt is abandoned, "
         "later rounds count no more.",
-        frozenset({RunStatus.RUNNING, RunStatus.PAUSED}),
+        GOING | {RunStatus.PAUSED},
         (ROUND, REASON),
         is_final=True,
     ),

@@ -170,7 +170,7 @@ _TONES = {
     "wait": {"enrolling", "invited", "awaiting_approval", "awaiting_discrepancy"},
     "go": {"running", "training", "collecting", "aggregating"},
     "done": {"completed", "aggregated", "uploaded", "ready", "finished"},
-    "hold": {"paused", "away", "timed_out"},
+    "hold": {"waiting", "paused", "away", "timed_out"},
     "end": {"stopped", "left", "declined", "abandoned", "rewound"},
     "bad": {"failed", "rejected", "refused"},
 }

@@ -55,7 +55,7 @@ class Assignments:
         return self.store.waiting_for(client, self.clock())
 
     def mark_returned(self, client: str) -> None:
-        """A client that had missed a deadline asks for work again, so it may be drawn again."""
+        """A client that had missed a deadline is heard of again, so it may be drawn again."""
         for run in self.store.away_in(client):
             with contextlib.suppress(Conflict):  # another poll of it was faster, or the run has ended
                 self.runner.commit(run, ClientSeen(client), actor=client)

@@ -24,6 +24,7 @@ from shared.schemas import (
     Receipt,
     Role,
     RoundView,
+    RunStatus,
     RunSummary,
     RunView,
     Sums,
@@ -47,7 +48,7 @@ _SHARES = ("size_share", "discrepancy_share", "score", "weight", "size_weight", 
 
 _SUMMARY = (
     *("run", "status", "task", "algorithm", "weighting", "rounds", "completed_rounds"),
-    *("created_at", "finished_at", "accuracy"),
+    *("created_at", "finished_at", "accuracy", "waiting_since", "waiting_until"),
 )
 _RUN = (
     *_SUMMARY,
@@ -65,7 +66,7 @@ _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run_resumed": (),
     "run_stopped": ("reason",),
     "run_completed": ("rounds",),
-    "round_waiting": ("ready", "needed"),
+    "run_waiting": ("until",),
     "round_opened": ("attempt", "deadline_at"),
     "deadline_moved": ("attempt", "absence_seconds", "deadline_at"),
     "round_closed": ("attempt", "updates", "participants"),
@@ -80,7 +81,12 @@ _EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def summary_for(client: str, view: RunSummary) -> RunSummary:
-    return RunSummary(reason=reason_for_clients(view.reason), **_pick(view, _SUMMARY))
+    return RunSummary(reason=_reason(view), **_pick(view, _SUMMARY))
+
+
+def _reason(view: RunSummary) -> str | None:
+    """That of a waiting run names others; ``waiting_for`` says the same without names."""
+    return None if view.status is RunStatus.WAITING else reason_for_clients(view.reason)
 
 
 def run_for(client: str, view: RunView) -> RunView:
@@ -92,7 +98,7 @@ def run_for(client: str, view: RunView) -> RunView:
     return RunView(
         **_pick(view, _RUN),
         config=view.config.model_copy(update={"participants": EVERYBODY}),  # it names others
-        reason=reason_for_clients(view.reason),
+        reason=_reason(view),
         enrolments=_own(client, view.enrolments),
         current_round=None if view.current_round is None else round_for(client, view.current_round),
         sums=sums,

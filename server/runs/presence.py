@@ -30,7 +30,10 @@ class Presence:
         self._checked: TTLCache[str, None] = TTLCache(CLIENTS, CHECK_SECONDS, timer=clock.monotonic)
 
     def note(self, client: str) -> bool:
-        """The client polls. Whether to check, once in a few seconds, if it counts as away in some run."""
+        """The client polls, or tells how far it is.
+
+        Returns whether to check, once in a few seconds, if it counts as away in some run.
+        """
         self._seen[client] = self._clock()
         if client in self._checked:
             return False

@@ -64,7 +64,7 @@ class TimeKeeper:
         now = self._clock()
         self._store.database_id(now)  # its row is where it is noted who is alive
         uncounted = find_uncounted(self._note(now), None, now, now)
-        for run, _ in self._store.collecting():
+        for run, _ in self._store.deadlines():
             self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
 
     def keep(self) -> None:
@@ -85,7 +85,7 @@ class TimeKeeper:
         return before
 
     def _move_deadlines(self, uncounted: dt.timedelta, set_at: dt.datetime) -> None:
-        for run, opened_at in self._store.collecting():
-            if set_at <= opened_at <= self._clock():
-                continue  # opened since, by the clock as it is now
+        for run, since in self._store.deadlines():
+            if set_at <= since <= self._clock():
+                continue  # it began since, by the clock as it is now
             self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)

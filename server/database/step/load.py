@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from server.database.configs import Configs, no_such_run
 from server.database.session import Reading
 from server.database.tables import are_of_one_attempt, enrolments, evaluations, participants, rounds, runs
-from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score
+from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score, Wait
 from shared.config import RunConfig
 from shared.schemas import EvaluationView, Role, SumTotals
 from shared.scores import find_score, name_score
@@ -47,6 +47,8 @@ _HEAD = sa.select(
     runs.c.rewound_rounds,
     runs.c.rewound_attempts,
     runs.c.totals,
+    runs.c.waiting_since,
+    runs.c.waiting_until,
 ).where(runs.c.run == _RUN)
 # "no key": foreign keys that point at the row are checked by others meanwhile
 _LOCKED_HEAD = _HEAD.with_for_update(key_share=True)
@@ -128,6 +130,7 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
             rewound_attempts=head.rewound_attempts,
             scores=_read_scores(connection, run, config) if config.needs_scores else (),
             totals=None if head.totals is None else SumTotals.model_validate(head.totals),
+            wait=None if head.waiting_since is None else Wait(head.waiting_since, head.waiting_until),
         ),
         version=head.version,
         config=config,

@@ -14,6 +14,7 @@ from server.database.session import Reading, Writing
 from server.database.step.change import Change
 from server.database.step.facts import ConfigFacts, DiscrepancyFacts, Facts, UpdateFacts
 from server.database.step.load import Snapshot, load
+from server.database.step.sightings import read_sightings
 from server.database.step.write_run import write
 from server.database.tables import participants
 from server.lifecycle.events import (
@@ -21,6 +22,7 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EvaluationReceived,
     Event,
+    TimePassed,
     UpdateReceived,
 )
 from server.lifecycle.machine import Decision, decide
@@ -42,10 +44,15 @@ def take_step(
     actor: str,
     now: dt.datetime,
 ) -> Decision:
-    """Raises what ``decide`` raises, and :class:`StaleVersion` if another process moved the run meanwhile."""
+    """Raises what ``decide`` raises, and :class:`StaleVersion` if another process moved the run meanwhile.
+
+    A TimePassed is told here when the participants of the open round were last heard of.
+    """
     before = load(connection, run, configs, lock=True)
     if _is_repetition(connection, before, event, facts):
         return Decision(before.run, ())
+    if isinstance(event, TimePassed):
+        event = TimePassed(read_sightings(connection, before.run))
     decision = decide(before.run, event, now)
     if decision.run != before.run or decision.effects:
         write(connection, Change(before, decision, event, facts, actor, now))

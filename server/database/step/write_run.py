@@ -71,7 +71,10 @@ def _run_values(change: Change) -> dict[str, Any]:
     if isinstance(change.facts, ConfigFacts):
         config = change.facts.config.model_dump(mode="json")
         values |= {"config": config, "revision": change.before.revision + 1}
-    if old.status is RunStatus.ENROLLING and new.status is RunStatus.RUNNING:
+    if old.wait != new.wait:
+        values["waiting_since"] = None if new.wait is None else new.wait.since
+        values["waiting_until"] = None if new.wait is None else new.wait.until
+    if old.status is RunStatus.ENROLLING and new.status.is_going:
         values["started_at"] = change.now
     if new.status.is_terminal and not old.status.is_terminal:
         values["finished_at"] = change.now

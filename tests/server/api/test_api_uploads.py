@@ -192,7 +192,8 @@ class Clock:
         return utc_now() + self.ahead
 
 
-def test_after_the_deadline(database_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign_of_life", ["poll", "heartbeat"])
+def test_after_the_deadline(database_url: str, tmp_path: Path, sign_of_life: str) -> None:
     clock = Clock()
     with live(database_url, tmp_path / "data", clock_by(clock)) as at:
         at.create(min_clients=2, rounds=2, quorum=1, weighting={"kind": "sizes"}, round_deadline_seconds=3600)
@@ -211,8 +212,14 @@ def test_after_the_deadline(database_url: str, tmp_path: Path) -> None:
             "site-1": "timed_out",
         }
         assert enrolment(at, slow)["status"] == "away"
-        slow.work()
-        assert enrolment(at, slow)["status"] == "ready", "it asked for work again"
+        if sign_of_life == "poll":
+            slow.work()
+        else:
+            beat = slow.http.post("/runs/demo/rounds/1/progress", json={"attempt": 1})
+            assert beat.json()["proceed"] is False
+        assert enrolment(at, slow)["status"] == "ready", "it was heard of again"
+        at.coordinator.presence.flush()
+        assert enrolment(at, slow)["last_seen_at"] is not None
 
 
 def enrolment(at: Live, site: ManualClient) -> dict[str, Any]:

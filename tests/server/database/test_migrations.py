@@ -28,6 +28,7 @@ from server.database.tables import (
     rounds,
     runs,
 )
+from server.lifecycle.events import TimePassed
 from shared.config import RunConfig
 from shared.problems import SchemaOutdated, StorageUnavailable
 from shared.schemas import (
@@ -564,4 +565,40 @@ def test_clients_of_schema_0011_are_not_erased(empty_database_url: str) -> None:
     downgrade(empty_database_url, "0011")
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT client FROM clients")).all() == [("north",)]
+    engine.dispose()
+
+
+def test_a_run_of_schema_0014_that_stands_still_is_asked_whether_it_waits(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0014")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        for name, status in (("stands", "running"), ("works", "running"), ("rests", "paused")):
+            insert_run(connection, name, status)
+        config = sa.text("UPDATE runs SET config = :config").bindparams(
+            sa.bindparam("config", RunConfig(name="any").model_dump(mode="json"), type_=runs.c.config.type)
+        )
+        connection.execute(config)
+        common = {"opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64, "attempt": 1}
+        for run, status in (("stands", RoundStatus.COMPLETED), ("works", RoundStatus.COLLECTING)):
+            connection.execute(rounds.insert().values(**common, run=run, round=3, status=status))
+    upgrade(empty_database_url, "0015")
+    store = Store(engine)
+    assert [run for run, _ in store.deadlines()] == ["stands", "works"]
+    after = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
+    assert "stands" in store.overdue(after), "it is asked at once"
+    store.apply("stands", TimePassed(), actor="coordinator", now=after)
+    found = {run.run: (run.status, run.waiting_until) for run in store.runs()}
+    assert found["stands"] == (RunStatus.WAITING, after + dt.timedelta(days=1))
+    assert found["rests"] == (RunStatus.PAUSED, None)
+    with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+        connection.execute(sa.text("UPDATE runs SET status = 'unheard-of'"))
+    assert {"ix_runs_status", "ix_runs_waiting_until"} <= {
+        index["name"] for index in sa.inspect(engine).get_indexes("runs")
+    }
+    downgrade(empty_database_url, "0014")
+    with engine.connect() as connection:
+        older = connection.execute(sa.text("SELECT run, status FROM runs ORDER BY run")).all()
+        assert older == [("rests", "paused"), ("stands", "running"), ("works", "running")]
+        assert connection.scalar(sa.text("SELECT COUNT(*) FROM rounds")) == 2
     engine.dispose()

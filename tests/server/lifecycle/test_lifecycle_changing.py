@@ -51,7 +51,7 @@ def test_the_round_that_has_begun_is_the_least_there_can_be() -> None:
     assert (decision.run.status, decision.run.completed_rounds) == (RunStatus.COMPLETED, 2)
 
 
-@pytest.mark.parametrize("stands", ["running", "paused"])
+@pytest.mark.parametrize("stands", ["waiting", "paused"])
 def test_lowered_to_its_completed_rounds_a_run_between_rounds_ends(stands: str) -> None:
     run = play(aggregating("ab", quorum=2, rounds=5), AggregationFinished(1, 1)).run
     run = after_deadline(run).run  # round 2 found nobody, and the next attempt waits
@@ -111,3 +111,13 @@ def test_of_an_ended_run_only_what_it_keeps_is_changed(ended: Run) -> None:
         change(ended, rounds=50)
     decision = decide(ended, ChangeRequested(ended.policy, (("keep_updates", None, 0),)), NOW)
     assert (decision.run, kinds(decision)) == (ended, ["run_changed"])
+
+
+def test_a_longer_limit_moves_the_end_of_a_wait_by_the_difference() -> None:
+    run = after_deadline(collecting("ab", quorum=2)).run
+    assert run.wait is not None
+    longer = change(run, waiting_deadline=run.policy.waiting_deadline + HOUR).run
+    assert longer.wait == replace(run.wait, until=run.wait.until + HOUR)
+    now = NOW + 2 * HOUR
+    shorter = change(run, now, waiting_deadline=HOUR / 2).run
+    assert shorter.wait == replace(run.wait, until=now), "not before it is asked for"

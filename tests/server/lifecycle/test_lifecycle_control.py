@@ -281,6 +281,7 @@ def test_relative_sizes_have_mean_one_over_the_trainers_present() -> None:
 _LATE = play(new_run(needs_discrepancy=True), trainer("a"), trainer("b"), DiscrepancyReceived("a")).run
 _MANY = collecting("abcdefgh")
 _TOO_FEW = after_deadline(collecting("ab", quorum=2)).run
+_WAITS = "; since 13:00 UTC, pauses at 2026-03-02 13:00 UTC"
 
 
 @pytest.mark.parametrize(
@@ -299,8 +300,8 @@ _TOO_FEW = after_deadline(collecting("ab", quorum=2)).run
         (collecting("a", deadline=24 * HOUR), "round 1: waiting for a until 2026-03-02 12:00 UTC"),
         (aggregating("a"), "round 1: 1 update is being aggregated"),
         (aggregating("ab"), "round 1: 2 updates are being aggregated"),
-        (_TOO_FEW, "round 1: 0 trainers are ready, 2 needed; away: a, b"),
-        (play(_TOO_FEW, ClientSeen("b")).run, "round 1: 1 trainer is ready, 2 needed; away: a"),
+        (_TOO_FEW, "round 1: 0 trainers are ready, 2 needed; away: a, b" + _WAITS),
+        (play(_TOO_FEW, ClientSeen("b")).run, "round 1: 1 trainer is ready, 2 needed; away: a" + _WAITS),
         (paused(collecting("a")), "paused: lunch; round 1: waiting for a until 13:00 UTC"),
         (play(_TOO_FEW, PauseRequested()).run, "paused until it is resumed"),
         (stopped(enrolled("a")), "stopped: enough"),
@@ -318,7 +319,7 @@ def test_one_sentence_says_what_the_run_waits_for(run: Run, sentence: str) -> No
         (collecting("ab"), "round 1: waiting for this client and 1 other until 13:00 UTC"),
         (play(collecting("ab"), failed("b")).run, "round 1: waiting for this client until 13:00 UTC"),
         (_MANY, "round 1: waiting for this client and 7 others until 13:00 UTC"),
-        (_TOO_FEW, "round 1: 0 trainers are ready, 2 needed; away: this client and 1 other"),
+        (_TOO_FEW, "round 1: 0 trainers are ready, 2 needed; away: this client and 1 other" + _WAITS),
         (paused(collecting("a")), "paused: lunch; round 1: waiting for this client until 13:00 UTC"),
         (stopped(enrolled("a")), "stopped: enough"),
     ],
@@ -330,4 +331,5 @@ def test_a_client_reads_how_many_are_waited_for_and_not_who(run: Run, sentence: 
 def test_the_sentence_names_who_has_not_sent_its_discrepancy() -> None:
     run = after_deadline(collecting("ab", quorum=2, needs_discrepancy=True)).run
     run = play(run, trainer("c"), ClientSeen("a")).run
-    assert waiting_for(run, NOW) == "round 1: 1 trainer is ready, 2 needed; away: b; no discrepancy yet: c"
+    said = "round 1: 1 trainer is ready, 2 needed; away: b; no discrepancy yet: c"
+    assert waiting_for(run, NOW) == said + _WAITS

@@ -54,8 +54,9 @@ from tests.helpers.lifecycle_story import NOW, collecting, new_run, play, traine
 # DESIGN section 5, written down a second time: the machine's own tables are not asked
 RUN_GRAPH = {
     "enrolling": {"running", "stopped"},
-    "running": {"paused", "completed", "stopped"},
-    "paused": {"running", "completed", "stopped"},
+    "running": {"waiting", "paused", "completed", "stopped"},
+    "waiting": {"running", "paused", "completed", "stopped"},
+    "paused": {"running", "waiting", "completed", "stopped"},
     "completed": set[str](),
     "stopped": set[str](),
 }
@@ -213,10 +214,19 @@ class AnyOrder(RuleBasedStateMachine):
     # ------------------------------------------------------------ what always holds
 
     @invariant()
-    def a_running_run_works_or_waits_for_clients(self) -> None:
+    def a_running_run_works_and_one_that_cannot_is_waiting(self) -> None:
         run = self.run
         if run.status == "running" and not is_open(run.round):
-            assert find_unscored(run) is not None or len(ready_trainers(run)) < run.policy.quorum
+            assert find_unscored(run) is not None
+        if run.status == "running" and is_open(run.round):
+            assert not is_stuck(run)
+        if run.status == "waiting":
+            unscored = find_unscored(run) is not None
+            few = len(ready_trainers(run)) < run.policy.quorum
+            assert is_stuck(run) if is_open(run.round) else unscored or few
+            assert run.reason
+        is_to_end = run.status == "waiting" or (run.status == "running" and not is_open(run.round))
+        assert (run.wait is not None) == is_to_end
         if run.status == "enrolling":
             assert run.round is None
         if run.status in ("completed", "stopped"):
@@ -236,7 +246,7 @@ class AnyOrder(RuleBasedStateMachine):
     def indexes_are_unique_and_every_trainer_of_a_started_run_has_one(self) -> None:
         indexes = [e.index for e in self.run.enrolments if e.index is not None]
         assert len(set(indexes)) == len(indexes)
-        if self.run.status in ("running", "paused"):
+        if self.run.status in ("running", "waiting", "paused"):
             assert all(e.index is not None for e in self.run.enrolments if is_present(e, Role.TRAINER))
         if self.run.round is not None:
             order = [p.index for p in self.run.round.participants]
@@ -301,8 +311,11 @@ def check_step(before: Run, event: Event, decision: Decision) -> None:
     else:
         assert after.completed_rounds - before.completed_rounds in (0, 1)
     assert {e.client for e in before.enrolments} <= {e.client for e in after.enrolments}
-    # a score's record is its own row
-    changed = replace(after, scores=()) != replace(before, scores=())
+    if isinstance(event, EvaluationReceived):  # its record is its own row, for what it ends as well
+        after, before = (replace(run, scores=(), wait=None) for run in (after, before))
+        if (before.status, after.status) == ("waiting", "running"):
+            before = replace(before, status=after.status, reason=None)
+    changed = after != before
     check_effects(decision, changed=changed or isinstance(event, ChangeRequested))
     if before.status.is_terminal:
         assert isinstance(event, ClientDeclined | ClientLeft) or after == before
@@ -348,6 +361,15 @@ def check_round(before: Round, after: Round) -> None:
 
 def same_attempt(before: Round, after: Round) -> bool:
     return (before.number, before.attempt) == (after.number, after.attempt)
+
+
+def is_stuck(run: Run) -> bool:
+    """The open round is delayed, or has lost so many that it can only be drawn again."""
+    assert run.round is not None
+    if run.round.status == "aggregating":
+        return run.round.reason is not None
+    hoped_for = [p for p in run.round.participants if p.status in ("invited", "training", "uploaded")]
+    return len(hoped_for) < run.policy.quorum
 
 
 def is_open(current: Round | None) -> bool:

@@ -21,9 +21,10 @@ from server.lifecycle.events import (
     ResumeRequested,
     TimePassed,
 )
-from server.lifecycle.machine import GRACE, Decision, decide
+from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Run
 from server.lifecycle.views import waiting_for
+from server.lifecycle.waiting import GRACE
 from shared.problems import (
     Conflict,
     IllegalTransition,
@@ -125,7 +126,7 @@ def test_what_does_not_belong_to_the_open_round_is_refused(
     with pytest.raises(refusal, match=said) as caught:
         decide(run, event, NOW)
     assert caught.value.extra["event"] == type(event).__name__
-    assert caught.value.extra["state"] == "running"
+    assert caught.value.extra["state"] == run.status
     assert caught.value.extra["current_round"] == current_round(run).number
 
 
@@ -260,9 +261,13 @@ def test_a_round_abandoned_during_a_pause_is_drawn_when_the_run_resumes() -> Non
 
 def test_with_too_few_ready_trainers_the_run_waits_and_goes_on_when_one_returns() -> None:
     decision = after_deadline(collecting("ab", quorum=2))
-    assert (decision.run.status, attempt_of(decision.run)) == ("running", (1, 1, "abandoned"))
-    assert record(decision, "round_waiting") == Record(
-        "round_waiting", round=1, detail={"ready": 0, "needed": 2}
+    assert (decision.run.status, attempt_of(decision.run)) == ("waiting", (1, 1, "abandoned"))
+    assert record(decision, "run_waiting") == Record(
+        "run_waiting",
+        detail={
+            "reason": "round 1: 0 trainers are ready, 2 needed; away: a, b",
+            "until": (NOW + HOUR + decision.run.policy.waiting_deadline).isoformat(),
+        },
     )
     decision = play(decision.run, ClientSeen("b"))
     assert kinds(decision) == ["client_returned"]  # still too few: said once
@@ -284,9 +289,9 @@ def test_a_new_client_opens_the_round_that_waited() -> None:
 def test_a_run_can_wait_between_rounds_and_after_resuming() -> None:
     run = play(aggregating("ab", quorum=2), ClientLeft("a", "moved")).run
     decision = play(run, AggregationFinished(1, 1))
-    assert kinds(decision) == ["round_completed", "round_waiting"]
+    assert kinds(decision) == ["round_completed", "run_waiting"]
     decision = play(paused(decision.run), ResumeRequested())
-    assert kinds(decision) == ["run_resumed", "round_waiting"]
+    assert kinds(decision) == ["run_resumed", "run_waiting"]
     assert attempt_of(play(decision.run, trainer("c")).run) == (2, 1, "collecting")
 
 
@@ -328,14 +333,12 @@ def test_a_round_without_weight_fails_visibly_and_counts_as_an_attempt() -> None
 def test_a_delayed_aggregation_says_why_until_it_succeeds() -> None:
     run = aggregating("ab")
     delayed = play(run, AggregationDelayed(1, 1, "the disk is full"))
-    assert kinds(delayed) == ["aggregation_delayed"]
-    assert (
-        waiting_for(delayed.run, NOW) == "round 1: 2 updates are being aggregated; delayed: the disk is full"
-    )
-    assert (
-        waiting_for(delayed.run, NOW, reader="a")
-        == "round 1: 2 updates are being aggregated, which is delayed"
-    )
+    assert kinds(delayed) == ["aggregation_delayed", "run_waiting"]
+    waits = "; since 12:00 UTC, pauses at 2026-03-02 12:00 UTC"
+    said = f"round 1: 2 updates are being aggregated; delayed: the disk is full{waits}"
+    assert waiting_for(delayed.run, NOW) == said
+    told = f"round 1: 2 updates are being aggregated, which is delayed{waits}"
+    assert waiting_for(delayed.run, NOW, reader="a") == told
     assert decide(delayed.run, AggregationDelayed(1, 1, "the disk is full"), NOW).effects == ()
     other = play(delayed.run, AggregationDelayed(1, 1, "an update is missing"))
     assert current_round(other.run).reason == "an update is missing"

@@ -90,7 +90,7 @@ def test_below_the_threshold_nothing_is_unmasked_and_fresh_keys_are_asked_for(ph
     story.to(phase, "abcd")
     before = story.secure
     story.step("ab", late=True)  # three of four are needed
-    assert (story.run.round, story.run.status) == (story.round, RunStatus.RUNNING)
+    assert (story.run.round, story.run.status) == (story.round, RunStatus.WAITING)
     assert story.round.status is RoundStatus.ABANDONED
     assert "needed" in (story.round.reason or "")
     assert len(story.secure.disclosures) <= 2
