@@ -285,7 +285,7 @@ def test_an_algorithm_gets_the_sums_that_it_declares_and_no_other(
         vector = plan.encode(played.start.model, update.path, 0.25, update.info.steps)
         total = vector if total is None else total + vector
     assert total is not None
-    server = SecureRound.of(plan.decode(total, 4), played.x, {}, 6, given.local)
+    server = SecureRound.of(plan.decode(total, 4), played.x, {}, 6, given.local, number=1, seed=0)
     with pytest.raises(InvalidConfiguration, match=why):
         algorithm.combine(server)
 
