@@ -82,10 +82,10 @@ _USERS = TypeAdapter(list[UserView])
 class AdminClient(CoordinatorClient):
     """A :class:`worker.client.CoordinatorClient` with the admin's calls."""
 
-    def rounds(self, run: str) -> list[RoundView]:
-        """All attempts of all rounds, in the order that the coordinator gives, read in pages."""
+    def rounds(self, run: str, after: int = 0) -> list[RoundView]:
+        """All attempts of the rounds after that one, in the coordinator's order, read in pages."""
         found: list[RoundView] = []
-        while page := self._read_rounds(run, found[-1].round if found else 0):
+        while page := self._read_rounds(run, found[-1].round if found else after):
             found += page
             if len({view.round for view in page}) < ROUNDS_A_PAGE:
                 break

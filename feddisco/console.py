@@ -279,17 +279,13 @@ def follow(client: AdminClient, run: str, report: Callable[[str], None] = say) -
     scores_due_at = time.monotonic() + 30
     while True:
         view = client.run(run)
-        rounds = client.rounds(run)
+        # scores come in the order of the rounds: those before the last one said are of no more use
+        rounds = client.rounds(run, max(said, default=0)) if view.config.evaluate_every else []
         for line in _format_rounds(rounds, view.rounds, said):
             report(line)
         if view.status.is_terminal:
             last = find_newest(rounds)
-            if (
-                last is None
-                or last.evaluations
-                or not view.config.evaluate_every
-                or time.monotonic() > scores_due_at
-            ):
+            if last is None or last.evaluations or time.monotonic() > scores_due_at:
                 return view.status
         else:
             scores_due_at = time.monotonic() + 30
