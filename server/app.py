@@ -37,6 +37,7 @@ from server.runs.control import Control
 from server.runs.enrolment import Enrolments
 from server.runs.intake import Intake
 from server.runs.layout import RunLayouts
+from server.runs.moves import Moves
 from server.runs.people import People
 from server.runs.presence import Presence
 from server.runs.removal import Removal
@@ -95,11 +96,13 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     feeds = _make_feeds(store, threads)
     hub = Hub(feeds)
     faults = BlobFaults(store, integrity, clock)
+    moves = Moves()
     runner = Runner(
         store=store,
         blobs=blobs,
         integrity=integrity,
         faults=faults,
+        moves=moves,
         hub=hub,
         threads=threads,
         telemetry=telemetry,
@@ -216,6 +219,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             faults=faults,
             runner=runner,
             space=space,
+            moves=moves,
             telemetry=telemetry,
             max_bytes=settings.max_update_bytes,
             clock=clock,

@@ -17,6 +17,7 @@ from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
+from server.runs.moves import Moves
 from shared.aggregation.round_end import (
     Arrived,
     RoundResult,
@@ -27,7 +28,7 @@ from shared.aggregation.round_end import (
 )
 from shared.algorithms.base import UpdateInfo
 from shared.problems import IllegalTransition, StorageUnavailable
-from shared.schemas import SumTotals
+from shared.schemas import SumTotals, TensorKind
 from shared.secure.coordinator import Coordinator
 from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
@@ -46,6 +47,7 @@ class Aggregation:
     blobs: BlobStore
     integrity: BlobIntegrity
     faults: BlobFaults
+    moves: Moves
     telemetry: Telemetry
     patience: float
     hold: float
@@ -66,7 +68,7 @@ class Aggregation:
             with ExitStack() as held:
                 return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
         with self.blobs.workspace() as folder, ExitStack() as held:
-            result = close_stored(given, intact, self._holder(held), folder)
+            result = close_stored(given, intact, self._holder(held), folder, moves=self.moves)
             facts = self._facts(result)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
@@ -162,9 +164,17 @@ class Aggregation:
 
 
 def close_stored(
-    given: AggregationInput, updates: Sequence[Update], path: Callable[[str], Path], folder: Path
+    given: AggregationInput,
+    updates: Sequence[Update],
+    path: Callable[[str], Path],
+    folder: Path,
+    *,
+    moves: Moves | None = None,
 ) -> RoundResult:
-    """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too."""
+    """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too.
+
+    ``moves``: what was measured at the uploads, which is not measured again.
+    """
     start = (given.start_broadcast, given.start_private)
     broadcast, private = (None if digest is None else path(digest) for digest in start)
     started = Start(path(given.start_model), broadcast, private, given.start_memory)
@@ -180,11 +190,13 @@ def close_stored(
             folder,
             number=given.round,
         )
+    parameters = [spec for spec in given.manifest if spec.kind is TensorKind.PARAMETER]
     arrived = [
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
             path(update.digest),
             _known(update),
+            None if moves is None else moves.find(given.start_model, update.digest, parameters),
         )
         for update in updates
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from server.blobs import BlobStore, Incoming
 from server.blobs.integrity import BlobIntegrity
@@ -20,6 +19,7 @@ from server.lifecycle.machine import decide
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
 from server.runs.layout import RunLayout
+from server.runs.moves import Moves
 from server.runs.runner import Runner
 from server.runs.space import Space
 from shared.problems import Conflict, InvalidRequest, NotFound, OutOfBounds, Problem, UpdateRefused
@@ -66,6 +66,7 @@ class Intake:
     faults: BlobFaults
     runner: Runner
     space: Space
+    moves: Moves
     telemetry: Telemetry
     max_bytes: int
     clock: Callable[[], dt.datetime]
@@ -131,7 +132,7 @@ class Intake:
             UpdateRefused: the round was closed while the body arrived.
         """
         try:
-            self._validate(offer, incoming.path)
+            self._validate(offer, incoming)
             self.blobs.keep(incoming)
         finally:
             self.blobs.discard(incoming)
@@ -163,25 +164,27 @@ class Intake:
             received_at=now,
         )
 
-    def _validate(self, offer: Offer, update: Path) -> None:
+    def _validate(self, offer: Offer, incoming: Incoming) -> None:
         """A masked vector is any numbers at all: nothing but its form can be looked at."""
         tensors = offer.layout.tensors_of(offer.round)
         if offer.layout.totals is not None:
-            validate(update, tensors)
+            validate(incoming.path, tensors)
             return
-        validate(update, tensors, max_entry=offer.layout.max_entry)
-        self._check_move(offer, update)
+        validate(incoming.path, tensors, max_entry=offer.layout.max_entry)
+        self._check_move(offer, incoming)
 
-    def _check_move(self, offer: Offer, update: Path) -> None:
+    def _check_move(self, offer: Offer, incoming: Incoming) -> None:
         """Whether the update may move the model as far as it does: an absurd one would spoil it for all."""
-        from shared.aggregation.figures import find_excess, measure_move
+        from shared.aggregation.figures import find_excess
 
         start = self.store.start_model(offer.run, offer.round, offer.report.attempt)
         if start is None:
             return  # no such attempt, as is said next
         try:
             with self.blobs.local(start) as path:
-                move = measure_move(path, update, offer.layout.parameters)
+                move = self.moves.measure(
+                    start, path, incoming.digest, incoming.path, offer.layout.parameters
+                )
         except NotFound:
             return  # a lost model, for which its round waits
         if (excess := find_excess(move, offer.layout.max_norm)) is not None:

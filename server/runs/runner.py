@@ -31,6 +31,7 @@ from server.lifecycle.events import (
 )
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
+from server.runs.moves import Moves
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
@@ -69,6 +70,7 @@ class Runner:
         blobs: BlobStore,
         integrity: BlobIntegrity,
         faults: BlobFaults,
+        moves: Moves,
         hub: Hub,
         threads: Threads,
         telemetry: Telemetry,
@@ -79,6 +81,7 @@ class Runner:
         self._blobs = blobs
         self._integrity = integrity
         self._faults = faults
+        self._moves = moves
         faults.listener = self._on_lost_updates
         self._hub = hub
         self._threads = threads
@@ -313,6 +316,7 @@ class Runner:
                 blobs=self._blobs,
                 integrity=self._integrity,
                 faults=self._faults,
+                moves=self._moves,
                 telemetry=self._telemetry,
                 patience=self._settings.lost_update_seconds,
                 hold=self._settings.hold_aggregation_seconds,

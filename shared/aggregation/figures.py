@@ -41,17 +41,22 @@ def measure_move(
     model: Path, update: Path, parameters: Sequence[TensorSpec], start: float | None = None
 ) -> Move:
     """In float64, the same bits for any number of threads. ``start`` is the model's norm, if it is known."""
+    import torch
+
     squares = squares_of_start = largest = 0.0
+    x_chunk, y_chunk = (torch.empty(CHUNK, dtype=torch.float64) for _ in range(2))
     with wire.opened(model) as x, wire.opened(update) as y:
         for spec in parameters:
             before, after = (file.tensor(wire.MODEL, spec.name).reshape(-1) for file in (x, y))
             for first in range(0, before.numel(), CHUNK):
-                piece = before[first : first + CHUNK].double().numpy()
-                moved = after[first : first + CHUNK].double().numpy() - piece
+                count = min(CHUNK, before.numel() - first)
+                piece = x_chunk[:count].copy_(before[first : first + count]).numpy()
+                moved = y_chunk[:count].copy_(after[first : first + count]).numpy()
+                moved -= piece
                 if start is None:
                     squares_of_start += float(np.einsum("c,c->", piece, piece))
                 squares += float(np.einsum("c,c->", moved, moved))
-                largest = max(largest, float(np.abs(moved).max()))
+                largest = max(largest, float(moved.max()), -float(moved.min()))
     return Move(math.sqrt(squares), largest, math.sqrt(squares_of_start) if start is None else start)
 
 
@@ -82,12 +87,13 @@ def find_cosines(
         return {}
     norms = np.array([moves[index].norm for index in moving])
     along, whole = np.zeros(len(moving)), 0.0
-    for spec in parameters:
-        for _, rows in read_chunks([*(updates[index] for index in moving), model], spec):
-            rows = (rows[:-1] - rows[-1]) / norms[:, None]
-            total = rows.sum(axis=0)
-            along += np.einsum("kc,c->k", rows, total)
-            whole += float(np.einsum("c,c->", total, total))
+    for _, _, rows in read_chunks([*(updates[index] for index in moving), model], parameters):
+        moved, x = rows[:-1], rows[-1]
+        moved -= x
+        moved /= norms[:, None]
+        total = moved.sum(axis=0)
+        along += np.einsum("kc,c->k", moved, total)
+        whole += float(np.einsum("c,c->", total, total))
     # with unit vectors v_k and their sum V: <v_k, V - v_k> / |V - v_k|
     others = np.sqrt(np.maximum(whole - 2 * along + 1, 0.0))
     return {

@@ -6,7 +6,8 @@ and in an order that depends on no number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.schemas import TensorSpec
-    from shared.wire import Opened
 
 __all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along"]
 
@@ -39,11 +39,11 @@ def inner_products(
     ``model`` is the file of x, ``updates`` those of the y_k, in the order of the rows.
     """
     layers: dict[str, Vector] = {}
-    for spec in parameters:
-        found = layers.setdefault(layer_of(spec.name), np.zeros((len(updates) + 1, len(updates) + 1)))
-        for _, rows in read_chunks([*updates, model], spec):
-            rows[:-1] -= rows[-1]
-            _add_products(found, rows)
+    size = len(updates) + 1
+    for spec, _, rows in read_chunks([*updates, model], parameters):
+        found = layers.setdefault(layer_of(spec.name), np.zeros((size, size)))
+        rows[:-1] -= rows[-1]
+        _add_products(found, rows)
     return {name: _mirrored(products) for name, products in layers.items()}
 
 
@@ -52,11 +52,10 @@ def group_products(
 ) -> Vector:
     """The inner products of a group's tensors over all ``specs``, less those of ``model`` if any; (K, K)."""
     found = np.zeros((len(updates), len(updates)))
-    for spec in specs:
-        for _, rows in read_chunks([*updates, *([] if model is None else [model])], spec, group):
-            if model is not None:
-                rows = rows[:-1] - rows[-1]
-            _add_products(found, rows)
+    for _, _, rows in read_chunks([*updates, *([] if model is None else [model])], specs, group):
+        if model is not None:
+            rows[:-1] -= rows[-1]
+        _add_products(found, rows[: len(updates)])
     return _mirrored(found)
 
 
@@ -85,30 +84,37 @@ def slopes_along(gradient: Mapping[str, Tensor], updates: Sequence[Path]) -> lis
 
 
 def read_chunks(
-    paths: Sequence[Path], spec: TensorSpec, group: str = wire.MODEL
-) -> Iterator[tuple[int, Vector]]:
-    """The tensor of each file, flat, as rows: the first place, and a chunk of its numbers, (K, M) in float64.
+    paths: Sequence[Path], specs: Iterable[TensorSpec], group: str = wire.MODEL
+) -> Iterator[tuple[TensorSpec, int, Vector]]:
+    """The tensors of each file, flat, as rows: which tensor, the first place, and a chunk of its numbers.
 
-    Up to ``MOST_OPEN`` files stay mapped meanwhile; more are mapped anew for each chunk.
+    The rows are (K, M) in float64, the caller's to change. Up to ``MOST_OPEN`` files stay mapped from the
+    first tensor to the last; more are mapped anew for each chunk.
     """
-    size = int(np.prod(spec.shape, dtype=np.int64))
     length = max(1, CHUNK_NUMBERS // len(paths))
     with ExitStack() as stack:
         few = len(paths) <= MOST_OPEN
-        files = [stack.enter_context(wire.opened(path)) for path in paths] if few else None
-        for first in range(0, size, length):
-            rows = np.empty((len(paths), min(length, size - first)))
-            for at, row in enumerate(rows):
-                if files is not None:
-                    row[:] = _part(files[at], spec, group, first, length)
-                else:
-                    with wire.opened(paths[at]) as file:
-                        row[:] = _part(file, spec, group, first, length)
-            yield first, rows
+        files = [stack.enter_context(wire.opened(path)) for path in paths] if few else []
+        for spec in specs:
+            size = math.prod(spec.shape)
+            for first in range(0, size, length):
+                rows = np.empty((len(paths), min(length, size - first)))
+                for at, row in enumerate(rows):
+                    if files:
+                        _fill(row, files[at].tensor(group, spec.name), first)
+                    else:
+                        with wire.opened(paths[at]) as file:
+                            _fill(row, file.tensor(group, spec.name), first)
+                yield spec, first, rows
+            for file in files:
+                file.drop_pages()
 
 
-def _part(file: Opened, spec: TensorSpec, group: str, first: int, length: int) -> Vector:
-    return _flat(file.tensor(group, spec.name).reshape(-1)[first : first + length])
+def _fill(row: Vector, tensor: Tensor, first: int) -> None:
+    """With the numbers of the tensor from the place ``first`` on."""
+    import torch
+
+    torch.from_numpy(row).copy_(tensor.reshape(-1)[first : first + len(row)])
 
 
 def _flat(tensor: Tensor) -> Vector:

@@ -118,9 +118,8 @@ class RobustStream(Stream):
         paths = [update.path for update in self._updates if update.info.index in weights]
         given = np.array(list(weights.values()))
         centres = {spec.name: make_zeros(spec) for spec in specs}
-        for spec in specs:
+        for spec, first, rows in read_chunks(paths, specs, group):
             flat = centres[spec.name].reshape(-1)
-            for first, rows in read_chunks(paths, spec, group):
-                centre = torch.from_numpy(total * rule.centre(rows, given))
-                flat[first : first + rows.shape[1]] = centre.to(flat.dtype)
+            centre = torch.from_numpy(total * rule.centre(rows, given))
+            flat[first : first + rows.shape[1]] = centre.to(flat.dtype)
         return centres

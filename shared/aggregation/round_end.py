@@ -43,11 +43,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A client's validated update, and what weighting knows of the client."""
+    """A client's validated update, and what weighting knows of the client.
+
+    ``move``: how it moves the model that the round started from, if that was measured already.
+    """
 
     info: UpdateInfo
     path: Path
     known: Contribution
+    move: Move | None = None
 
 
 @dataclass(frozen=True)
@@ -144,10 +148,10 @@ def _measure(model: Path, arrived: Sequence[Arrived], parameters: Sequence[Tenso
     from shared.aggregation.figures import measure_move
 
     moves: dict[int, Move] = {}
-    start = None
+    start = next((update.move.start for update in arrived if update.move is not None), None)
     for update in arrived:
-        move = moves[update.info.index] = measure_move(model, update.path, parameters, start)
-        start = move.start
+        move = update.move or measure_move(model, update.path, parameters, start)
+        moves[update.info.index], start = move, move.start
     return moves
 
 

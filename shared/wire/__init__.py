@@ -250,6 +250,10 @@ class Opened:
             source, offset = bytearray(self._mapping[offset : offset + entry.stop - entry.start]), 0
         return torch.frombuffer(source, dtype=kind, count=count, offset=offset).reshape(entry.shape)
 
+    def drop_pages(self) -> None:
+        """Let what was read leave memory; what is read again comes from the file."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[Opened]:
@@ -260,12 +264,13 @@ def opened(path: Path) -> Iterator[Opened]:
     with path.open("rb") as file:
         header = read_header(file)
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    found = Opened(mapping, header)
     try:
-        yield Opened(mapping, header)
+        yield found
     finally:
         # not close(): a tensor that the caller still holds would point to nowhere. Its pages go in any case,
         # the mapping itself when the last tensor does.
-        mapping.madvise(mmap.MADV_DONTNEED)
+        found.drop_pages()
 
 
 def read_group(path: Path, group: str, names: Iterable[str]) -> dict[str, Tensor]:
