@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -12,8 +12,10 @@ from fastapi import FastAPI, Request, Response
 
 from server.api import api_routers, operations
 from server.api.dependencies import Viewer
+from server.api.direct import DirectCalls
 from server.api.documents import REFUSALS
 from server.background import repeat
+from server.batches import Batches
 from server.blobs import open_blobs, open_lines
 from server.blobs.integrity import BlobIntegrity
 from server.certificates import find_entrance
@@ -70,7 +72,7 @@ from server.web.security import (
 )
 from server.web.sessions import Sessions
 from shared.problems import MissingToken, Problem, Unauthorised
-from shared.schemas import EventView
+from shared.schemas import Assignment, EventView
 from shared.versions import VERSION
 
 __all__ = ["create_app", "make_coordinator", "prepare"]
@@ -88,7 +90,8 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
 
     ``clock``: otherwise the system's; with PostgreSQL the database's, since several coordinators share it.
     """
-    store = Store(make_engine(settings.database))
+    # a SQLite database belongs to one process (server.ownership)
+    store = Store(make_engine(settings.database), is_only_writer=not settings.on_postgres)
     clock = clock or Clock(store.read_time if settings.on_postgres else utc_now)
     blobs = open_blobs(settings, store)
     telemetry, integrity = Telemetry(), BlobIntegrity(blobs)
@@ -159,6 +162,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         find=find,
         find_session=find_session,
         is_join_code=is_join_code,
+        is_sole=not settings.on_postgres,
     )
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
@@ -173,6 +177,11 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     connections = Connections(settings, telemetry.note_refusal)
     telemetry.watch("feddisco_open_uploads", "Uploads being received", lambda: gate.places[Call.UPLOAD].taken)
     telemetry.watch("feddisco_connections", "Connections that are open", lambda: connections.places.taken)
+    assignments = Assignments(store, runner, clock)
+
+    async def take_each(clients: Sequence[str]) -> Mapping[str, Assignment | None]:
+        return await threads.run(assignments.take_each, clients)
+
     enrolments = Enrolments(store, runner, Revocations(open_lines(settings, REVOCATIONS)), clock)
     return Coordinator(
         settings=settings,
@@ -200,7 +209,8 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         removal=Removal(store, runner, enrolments, Removals(open_lines(settings, REMOVALS)), clock),
         enrolments=enrolments,
         people=People(store, enrolments.revocations, clock),
-        assignments=Assignments(store, runner, clock),
+        assignments=assignments,
+        polls=Batches(take_each),
         scrub=Scrub(
             store=store,
             blobs=blobs,
@@ -275,6 +285,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     respond = errors.make_responder(count, partial(_render_page, sign_in))
     errors.install(app, respond)
     stall_seconds = coordinator.settings.stall_seconds
+    app.add_middleware(DirectCalls, coordinator=coordinator, respond=respond)  # innermost
     app.add_middleware(Revocable, calls=coordinator.open_calls, respond=respond)
     app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
     app.add_middleware(SecurityHeaders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.background import Background
+from server.batches import Batches
 from server.blobs import BlobStore
 from server.blobs.cache import BlobCache
 from server.blobs.integrity import BlobIntegrity
@@ -37,6 +38,7 @@ from server.web.protocol import Connections
 from server.web.read_notes import ReadNotes
 from server.web.security import Guard
 from server.web.sessions import Sessions
+from shared.schemas import Assignment
 
 __all__ = ["Coordinator"]
 
@@ -65,6 +67,7 @@ class Coordinator:
     enrolments: Enrolments
     people: People
     assignments: Assignments
+    polls: Batches[str, Assignment | None]
     layouts: RunLayouts
     scrub: Scrub
     intake: Intake

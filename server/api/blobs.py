@@ -15,6 +15,7 @@ from server.api.documents import DigestInPath
 from server.api.uploads import UPLOAD_BODY, read_announced_bytes, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
+from server.coordinator import Coordinator as Parts
 from server.web.ranges import choose_range
 from server.web.read_notes import Note
 from server.web.security import KnownClient, Person, check_right
@@ -45,11 +46,7 @@ async def download(
     client = owner.client if isinstance(owner, KnownClient) else None
     if isinstance(owner, Person):
         await _check_person(coordinator, owner, sha256)
-    headers = {
-        "ETag": f'"{sha256}"',
-        "Cache-Control": "private, max-age=31536000, immutable",
-        "Accept-Ranges": "bytes",
-    }
+    headers = _name_file(sha256)
     blob, size = await _find(coordinator, sha256, client)
     with contextlib.ExitStack() as unless_streamed:  # closes the file
         if not isinstance(blob, bytes):
@@ -67,6 +64,19 @@ async def download(
     return StreamingResponse(_read_pieces(coordinator, blob, start, stop), status, headers, MEDIA_TYPE)
 
 
+def answer_from_memory(coordinator: Parts, client: str, digest: str) -> Response | None:
+    """What :func:`download` answers to who asks for the whole of a small file that was read before.
+
+    None: it was not, or the client has to be looked up. ``server.api.direct`` asks without FastAPI.
+    """
+    blob = coordinator.blob_cache.get(digest) if coordinator.grants.covers(client, digest) else None
+    if blob is None:
+        return None
+    size = len(blob)
+    coordinator.telemetry.sent.inc(size)
+    return Response(blob, 200, _name_file(digest) | _describe(digest, 0, size, size, 200), MEDIA_TYPE)
+
+
 async def _check_person(coordinator: Coordinator, person: Person, digest: str) -> None:
     """An operator of some runs gets their models; what any operator gets is noted, and whose it is."""
     threads, store = coordinator.threads, coordinator.store
@@ -80,6 +90,14 @@ async def _check_person(coordinator: Coordinator, person: Person, digest: str) -
     run, client = of if of is not None else (None, None)
     note = Note("read", person.actor, "/api/v1/blobs/{sha256}", run, client, (("digest", digest),))
     await coordinator.read_notes.add(note)
+
+
+def _name_file(digest: str) -> dict[str, str]:
+    return {
+        "ETag": f'"{digest}"',
+        "Cache-Control": "private, max-age=31536000, immutable",
+        "Accept-Ranges": "bytes",
+    }
 
 
 def _describe(digest: str, start: int, stop: int, size: int, status: int) -> dict[str, str]:

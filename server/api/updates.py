@@ -18,6 +18,7 @@ from server.api.uploads import (
     read_body,
     receive_body,
 )
+from server.coordinator import Coordinator as Parts
 from server.runs.client_views import receipt_for
 from server.runs.intake import Offer
 from shared.problems import InvalidRequest, NotFound, Problem
@@ -42,6 +43,13 @@ async def upload(
     client: Client,
 ) -> Response:
     """Upload the round's update. Safe to repeat: the same file again is answered with the same receipt."""
+    return await take_update(request, coordinator, run, n, report, client)
+
+
+async def take_update(
+    request: Request, coordinator: Parts, run: str, n: int, report: UpdateReport, client: str
+) -> Response:
+    """What :func:`upload` answers; ``server.api.direct`` asks for it without FastAPI."""
     threads, intake = coordinator.threads, coordinator.intake
     async with _record_refusals(coordinator, run, n, client):
         digest = read_announced_digest(request)
@@ -79,7 +87,7 @@ def _parse_answer(body: bytes) -> SecureAnswer:
 
 
 @asynccontextmanager
-async def _record_refusals(coordinator: Coordinator, run: str, n: int, client: str) -> AsyncIterator[None]:
+async def _record_refusals(coordinator: Parts, run: str, n: int, client: str) -> AsyncIterator[None]:
     try:
         yield
     except Problem as problem:

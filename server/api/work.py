@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.api.dependencies import Client, Coordinator
 from server.api.documents import as_json
+from server.coordinator import Coordinator as Parts
 from server.wakeups.hub import Waiter
 from shared.schemas import Assignment, SecureStep, Train, Wait
 
@@ -26,14 +27,20 @@ Seconds = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds 
 @router.get("/work", response_model=Assignment)
 async def work(request: Request, coordinator: Coordinator, client: Client, wait: Seconds = 0.0) -> Response:
     """The next assignment; if there is none yet, holds the request for up to ``wait`` seconds."""
+    return await answer_poll(request, coordinator, client, wait)
+
+
+async def answer_poll(request: Request, coordinator: Parts, client: str, wait: float) -> Response:
+    """What :func:`work` answers; ``server.api.direct`` asks for it without FastAPI."""
     end = time.monotonic() + wait
     threads, hub, assignments = coordinator.threads, coordinator.hub, coordinator.assignments
-    if coordinator.presence.note(client):
+    if coordinator.presence.note(client) and not assignments.is_present(client):
         await threads.run(assignments.mark_returned, client)
     # before the query: nothing that is committed after it is missed
     async with _noticing_end(request, hub.polling(client)) as waiter:
         while True:
-            if (assignment := await threads.run(assignments.take_next, client)) is not None:
+            assignment = None if assignments.is_idle(client) else await coordinator.polls.get(client)
+            if assignment is not None:
                 if isinstance(assignment, Train | SecureStep):
                     coordinator.grants.grant(client, (assignment.model, assignment.broadcast))
                 return as_json(assignment)
@@ -41,7 +48,9 @@ async def work(request: Request, coordinator: Coordinator, client: Client, wait:
             if left <= 0 or not await _wait_for_news(coordinator, waiter, left):
                 break
     # asked only now: most polls end with an assignment, and the reason must be of the moment it is read
-    reason = SHUTTING_DOWN if hub.closed else await threads.run(assignments.explain_wait, client)
+    if hub.closed:
+        return as_json(Wait(reason=SHUTTING_DOWN))
+    reason = assignments.recall_reason(client) or await threads.run(assignments.explain_wait, client)
     return as_json(Wait(reason=reason))
 
 
@@ -62,7 +71,7 @@ async def _noticing_end(request: Request, polling: AbstractContextManager[Waiter
             watching.cancel()
 
 
-async def _wait_for_news(coordinator: Coordinator, waiter: Waiter, seconds: float) -> bool:
+async def _wait_for_news(coordinator: Parts, waiter: Waiter, seconds: float) -> bool:
     """Whether to ask the database again before the time is over."""
     if coordinator.hub.recheck_seconds is None:
         return await waiter.wait(seconds)

@@ -81,6 +81,8 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     _move_rows(connection, client, name)
     replace = _make_replace(client, name, said)
     _rename_in_runs(connection, its_runs, replace)
+    moved = runs.update().where(runs.c.run.in_(its_runs)).values(version=runs.c.version + 1)
+    connection.execute(moved)  # whoever knows them by heart reads them again
     _rename_in_events(connection, its_runs, client, name, replace)
     _rename_in_deletions(connection, replace)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,9 +25,10 @@ LARGEST_GROUP = 64
 
 
 class _Job(Generic[T]):
-    def __init__(self, work: Callable[[Writing], T], durable: bool) -> None:
+    def __init__(self, work: Callable[[Writing], T], durable: bool, is_news: bool) -> None:
         self.work = work
         self.durable = durable
+        self.is_news = is_news
         self.settled = False
         self.value: T | None = None
         self.error: Exception | None = None
@@ -46,38 +47,63 @@ class _Job(Generic[T]):
 
 
 class GroupCommit:
-    """Runs pieces of work in transactions, over one engine; safe to use from many threads."""
+    """Runs pieces of work in transactions, over one engine; safe to use from many threads.
 
-    def __init__(self, engine: sa.Engine) -> None:
+    ``on_commit`` is called after each, with what became known by it (:attr:`Writing.pending`) and whether
+    anything in it was news.
+    """
+
+    def __init__(self, engine: sa.Engine, on_commit: Callable[[Mapping[str, Any], bool], None]) -> None:
         self._engine = engine
+        self._on_commit = on_commit
         self._grouped = engine.dialect.name == "sqlite"
         self._waiting: deque[_Job[object]] = deque()
         self._lock = threading.Lock()
 
-    def write(self, work: Callable[[Writing], T], *, durable: bool = True) -> T:
+    def write(self, work: Callable[[Writing], T], *, durable: bool = True, is_news: bool = True) -> T:
         """What ``work`` returns, after its commit; what it raises, after its writes were undone.
 
-        ``durable``: whether it must survive the death of the host, not only of the process.
+        ``durable``: whether it must survive the death of the host, not only of the process. ``is_news``:
+        whether a client that has no work may have some after it, or waits for something else.
         """
         if not self._grouped:
             with writing(self._engine, durable=durable) as connection:
-                return work(connection)
-        job = _Job(work, durable)
-        self._waiting.append(job)  # type: ignore[arg-type]
-        with self._lock:
-            while not job.settled:
-                self._write_group()
+                value = work(connection)
+            self._on_commit(connection.pending, is_news)
+            return value
+        job = _Job(work, durable, is_news)
+        self._settle([job])
         return job.answer()
+
+    def write_each(
+        self, works: Sequence[Callable[[Writing], T]], *, durable: bool = True
+    ) -> list[T | Exception]:
+        """What each of them returns or raises, after the commit that they share with one another."""
+        jobs = [_Job(work, durable, True) for work in works]
+        if self._grouped:
+            self._settle(jobs)
+        else:
+            self._commit(jobs)
+        return [job.error if job.error is not None else job.answer() for job in jobs]
+
+    def _settle(self, jobs: Sequence[_Job[T]]) -> None:
+        self._waiting.extend(jobs)  # type: ignore[arg-type]
+        with self._lock:
+            while not all(job.settled for job in jobs):
+                self._write_group()
 
     def _write_group(self) -> None:
         size = min(len(self._waiting), LARGEST_GROUP)
-        jobs = [self._waiting.popleft() for _ in range(size)]
+        self._commit([self._waiting.popleft() for _ in range(size)])
+
+    def _commit(self, jobs: Sequence[_Job[Any]]) -> None:
         failure: Exception | None = StorageUnavailable(
             f"writing to {describe(self._engine)} was interrupted", hint="Try again."
         )
         try:
             with writing(self._engine, durable=any(job.durable for job in jobs)) as connection:
                 _run(connection, jobs)
+            self._on_commit(connection.pending, any(job.is_news for job in jobs))
             failure = None
         except Exception as error:  # of the transaction, or of the only job
             failure = error
@@ -86,7 +112,7 @@ class GroupCommit:
                 job.settle(failure)
 
 
-def _run(connection: Writing, jobs: list[_Job[object]]) -> None:
+def _run(connection: Writing, jobs: Sequence[_Job[Any]]) -> None:
     if len(jobs) == 1:
         jobs[0].run(connection)
         return

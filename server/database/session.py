@@ -14,7 +14,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,14 @@ class Reading:
 
 
 class Writing(Reading):
-    """A connection inside a transaction that is committed at the end of its ``with`` block."""
+    """A connection inside a transaction that is committed at the end of its ``with`` block.
+
+    ``pending``: by run, what is known of it once this is committed (``server.database.step.known``).
+    """
+
+    def __init__(self, connection: sa.Connection) -> None:
+        super().__init__(connection)
+        self.pending: dict[str, Any] = {}
 
     def execute(
         self, statement: sa.UpdateBase, parameters: Rows | None = None
@@ -104,9 +111,16 @@ class Writing(Reading):
                     f"SELECT setval({name}, {newest}) WHERE {newest} IS NOT NULL"
                 )
 
-    def savepoint(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
         """What is written inside it is undone if it raises; the transaction goes on."""
-        return self._connection.begin_nested()
+        pending = dict(self.pending)
+        try:
+            with self._connection.begin_nested():
+                yield
+        except BaseException:
+            self.pending = pending
+            raise
 
     def lock_files(self, *, exclusive: bool) -> None:
         """PostgreSQL only: keep others from deleting stored files, or with ``exclusive`` from storing any.

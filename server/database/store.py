@@ -9,6 +9,7 @@ Every method raises :class:`shared.problems.StorageUnavailable` if the database 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -44,6 +45,8 @@ from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
+from server.database.step.known import KnownRuns
+from server.database.step.load import Snapshot
 from server.database.step.step import Evaluated, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.database.users import UserRow
@@ -51,7 +54,7 @@ from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Eve
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
 from shared.config import RunConfig
-from shared.problems import StorageUnavailable
+from shared.problems import Conflict, StorageUnavailable
 from shared.schemas import (
     Assignment,
     ClientView,
@@ -80,14 +83,35 @@ T = TypeVar("T")
 
 
 class Store:
-    """All that survives the coordinator, over one engine; safe to use from many threads and processes."""
+    """All that survives the coordinator, over one engine; safe to use from many threads and processes.
 
-    def __init__(self, engine: sa.Engine) -> None:
+    ``is_only_writer``: no other process and no other store moves the runs of this database meanwhile.
+    """
+
+    def __init__(self, engine: sa.Engine, *, is_only_writer: bool = False) -> None:
         self.engine = engine
+        self._is_only_writer = is_only_writer
         self._configs = Configs()
-        self._writer = GroupCommit(engine)
+        self._known = KnownRuns(self._configs)
+        self._writer = GroupCommit(engine, self._note_commit)
+        self._commits = itertools.count(1)
+        self._news = 0
         self.unwritten_delays: dict[str, str] = {}
         """By run, why its round is not aggregated, where even that cannot be written: the disk is full."""
+
+    def _note_commit(self, pending: Mapping[str, Any], is_news: bool) -> None:
+        self._known.publish(pending)
+        if is_news:
+            self._news = next(self._commits)
+
+    @property
+    def news(self) -> int | None:
+        """Another number after every commit that may concern a client; None: others commit here as well."""
+        return self._news if self._is_only_writer else None
+
+    def _find_known(self, run: str) -> Snapshot | None:
+        """The run without asking the database, where nobody else could have moved it."""
+        return self._known.find(run) if self._is_only_writer else None
 
     def _read(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The query's answer, from one consistent snapshot."""
@@ -107,10 +131,33 @@ class Store:
         """
 
         def step(connection: Writing) -> Decision:
-            return take_step(connection, run, event, facts, self._configs, actor=actor, now=now)
+            return take_step(connection, run, event, facts, self._known, actor=actor, now=now)
 
         durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
         return self._move(run, step, durable=durable)
+
+    def take_assignments(
+        self, run: str, events: Sequence[AssignmentTaken], now: dt.datetime
+    ) -> list[Decision | Conflict]:
+        """What each event makes of the run, or why it is refused; one transaction for all.
+
+        Not durable: who took an assignment takes it again.
+        """
+
+        def make_step(event: AssignmentTaken) -> Callable[[Writing], Decision]:
+            return lambda connection: take_step(
+                connection, run, event, None, self._known, actor=event.client, now=now
+            )
+
+        decided: list[Decision | Conflict] = []
+        outcomes = self._writer.write_each([make_step(event) for event in events], durable=False)
+        for event, outcome in zip(events, outcomes, strict=True):
+            if isinstance(outcome, StaleVersion):
+                outcome = self.apply(run, event, actor=event.client, now=now)
+            if isinstance(outcome, Exception) and not isinstance(outcome, Conflict):
+                raise outcome
+            decided.append(outcome)
+        return decided
 
     def _move(self, run: str, step: Callable[[Writing], T], *, durable: bool = True) -> T:
         """What the step returns, committed; tried again while others move the run meanwhile."""
@@ -129,7 +176,7 @@ class Store:
         """
         return self._move(
             run,
-            lambda connection: take_change(connection, run, changes, self._configs, actor=actor, now=now),
+            lambda connection: take_change(connection, run, changes, self._known, actor=actor, now=now),
         )
 
     def create_run(
@@ -192,7 +239,7 @@ class Store:
         return self._move(
             run,
             lambda connection: take_evaluation(
-                connection, run, round, client, metrics, self._configs, actor=actor, now=now
+                connection, run, round, client, metrics, self._known, actor=actor, now=now
             ),
         )
 
@@ -201,6 +248,7 @@ class Store:
         return self._writer.write(
             lambda connection: rounds.note_progress(connection, run, round, client, progress, now),
             durable=False,
+            is_news=False,
         )
 
     # ---------------------------------------------------------------- after the end
@@ -226,11 +274,13 @@ class Store:
 
         ``even_open``: also a run that has not ended. Raises as :meth:`find_ended`.
         """
-        return self._writer.write(
+        deleted = self._writer.write(
             lambda connection: removal.delete_run(
                 connection, run, self._configs, reason=reason, actor=actor, now=now, even_open=even_open
             )
         )
+        self._known.forget()
+        return deleted
 
     def deletions(self) -> list[Deletion]:
         """Of runs, newest first."""
@@ -282,7 +332,9 @@ class Store:
 
     def mark_seen(self, seen: Mapping[str, dt.datetime]) -> None:
         """Notes when each of these clients was last seen."""
-        self._writer.write(lambda connection: clients.mark_seen(connection, seen), durable=False)
+        self._writer.write(
+            lambda connection: clients.mark_seen(connection, seen), durable=False, is_news=False
+        )
 
     def revoke(self, client: str, actor: str, now: dt.datetime) -> list[tuple[str, Decision]]:
         """Its token is refused from now on, and it leaves every open run; by run, what that decided."""
@@ -293,7 +345,7 @@ class Store:
             if not clients.revoke(connection, client, actor, now):
                 return []
             return [
-                (run, take_step(connection, run, event, None, self._configs, actor=actor, now=now))
+                (run, take_step(connection, run, event, None, self._known, actor=actor, now=now))
                 for run in open_runs
             ]
 
@@ -301,7 +353,11 @@ class Store:
 
     def erase_client(self, client: str, actor: str, now: dt.datetime) -> str | None:
         """The name of no meaning that its rows have now; None while an update of it is open. NotFound."""
-        return self._writer.write(lambda connection: erasure.erase(connection, client, actor=actor, now=now))
+        erased = self._writer.write(
+            lambda connection: erasure.erase(connection, client, actor=actor, now=now)
+        )
+        self._known.forget()
+        return erased
 
     def open_updates(self, client: str) -> list[OpenUpdate]:
         """What has to end before the client can be erased."""
@@ -470,9 +526,17 @@ class Store:
 
     # ---------------------------------------------------------------- what a client is asked
 
-    def work_for(self, client: str, *, lost_too: bool = True) -> Assignment | None:
-        """The next assignment. ``lost_too``: also to send again an update that was lost here."""
-        return self._read(assignments.next_assignment, client, self._configs, lost_too=lost_too)
+    def work_for(self, client: str) -> Assignment | None:
+        """The next assignment."""
+        return self.work_for_each({client: True})[client]
+
+    def work_for_each(self, clients: Mapping[str, bool]) -> dict[str, Assignment | None]:
+        """The next assignment of each; True: also to send an update again that was lost here."""
+        with reading(self.engine) as connection:
+            return {
+                client: assignments.next_assignment(connection, client, self._configs, lost_too=lost_too)
+                for client, lost_too in clients.items()
+            }
 
     def waiting_for(self, client: str, now: dt.datetime) -> str:
         """Where there is no assignment: a sentence that says what the client waits for."""
@@ -488,6 +552,10 @@ class Store:
 
     def start_model(self, run: str, round: int, attempt: int) -> str | None:
         """Digest of the model that the attempt starts from; None if there is no such attempt."""
+        known = self._find_known(run)
+        current = None if known is None else known.run.round
+        if known and current is not None and (current.number, current.attempt) == (round, attempt):
+            return known.start_model
         return self._read(rounds.find_start_model, run, round, attempt)
 
     def receipt(self, run: str, round: int, client: str) -> Receipt:
@@ -498,6 +566,8 @@ class Store:
 
     def run_state(self, run: str) -> Run:
         """As the state machine sees it; NotFound."""
+        if (known := self._find_known(run)) is not None:
+            return known.run
         return self._read(runs.read_state, run, self._configs)
 
     def run_view(self, run: str, now: dt.datetime, reader: str | None = None) -> RunView:
@@ -561,7 +631,9 @@ class Store:
 
     def note_alive(self, now: dt.datetime) -> dt.datetime | None:
         """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
-        return self._writer.write(lambda connection: installation.note_alive(connection, now), durable=False)
+        return self._writer.write(
+            lambda connection: installation.note_alive(connection, now), durable=False, is_news=False
+        )
 
     def last_alive(self) -> dt.datetime | None:
         """When a coordinator last noted that it is alive; None: never."""
@@ -614,7 +686,9 @@ class Store:
     def claim_unchecked_blob(self, before: dt.datetime, now: dt.datetime) -> str | None:
         """A file that was not checked since ``before``; from now on it counts as checked, everywhere."""
         return self._writer.write(
-            lambda connection: blobs.claim_unchecked(connection, before, now), durable=False
+            lambda connection: blobs.claim_unchecked(connection, before, now),
+            durable=False,
+            is_news=False,
         )
 
     # ---------------------------------------------------------------- verification

@@ -1,10 +1,16 @@
-"""What a client does next. Every method blocks on the database: call it on a thread."""
+"""What a client does next."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import math
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cachetools import LRUCache
 
 from server.clock import Clock
 from server.database.store import Store
@@ -16,46 +22,132 @@ from shared.schemas import Assignment, Train
 __all__ = ["Assignments"]
 
 TRIES = 5
+CLIENTS = 50_000
 ASK_AGAIN_SECONDS = 60.0
 """A client that does not send a lost update again is asked for it once in this time."""
 
 
 @dataclass(frozen=True)
+class _Idle:
+    """What was found of a client when the store's news were ``news``, and holds for as long as they are.
+
+    ``is_present``: it is away in no run. ``has_nothing``: there is no assignment for it. ``reason``: the
+    sentence on what it waits for, as it is said on this ``day``.
+    """
+
+    news: int
+    is_present: bool = False
+    has_nothing: bool = False
+    reason: str | None = None
+    day: dt.date | None = None
+
+
+@dataclass(frozen=True)
 class Assignments:
-    """Reads assignments from the database, and notes that a client has one before it is told of it."""
+    """Reads assignments from the database, and notes that a client has one before it is told of it.
+
+    Where this process alone writes to the database, a client that has nothing to do is looked up again only
+    when something has been written since. The methods that say so do not block: the event loop calls them.
+    """
 
     store: Store
     runner: Runner
     clock: Clock
     _asked_again: dict[str, float] = field(default_factory=dict)  # by client, when
+    _idle: LRUCache[str, _Idle] = field(default_factory=lambda: LRUCache(CLIENTS))  # by client
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # ------------------------------------------------------------ on the event loop
+
+    def is_present(self, client: str) -> bool:
+        """Whether it is known to count as away nowhere."""
+        found = self._recall(client)
+        return found is not None and found.is_present
+
+    def is_idle(self, client: str) -> bool:
+        """Whether it is known that there is no assignment for the client."""
+        found = self._recall(client)
+        return found is not None and found.has_nothing
+
+    def recall_reason(self, client: str) -> str | None:
+        """What :meth:`explain_wait` would say, if that is known."""
+        found = self._recall(client)
+        return None if found is None or found.day != self.clock().date() else found.reason
+
+    def _recall(self, client: str) -> _Idle | None:
+        news = self.store.news
+        with self._lock:
+            found = self._idle.get(client)
+        return found if found is not None and found.news == news else None
+
+    def _remember(self, client: str, news: int | None, **found: Any) -> None:
+        """``news``: as they were before the database was asked."""
+        if news is None:
+            return
+        with self._lock:
+            known = self._idle.get(client)
+            known = known if known is not None and known.news == news else _Idle(news)
+            self._idle[client] = replace(known, **found)
+
+    # ------------------------------------------------------------ on any thread
 
     def take_next(self, client: str) -> Assignment | None:
-        """The client's next assignment, or None. One to train is noted as taken before it is given.
+        """What :meth:`take_each` says of this client."""
+        return self.take_each([client])[client]
+
+    def take_each(self, clients: Sequence[str]) -> dict[str, Assignment | None]:
+        """By client its next assignment, or None. One to train is noted as taken before it is given.
 
         The same assignment is given again until it is done, so that a worker that was killed loses nothing.
         """
+        found: dict[str, Assignment | None] = {}
+        left = list(clients)
         for _ in range(TRIES):
-            silent = self.clock.monotonic() - self._asked_again.get(client, -math.inf)
-            assignment = self.store.work_for(client, lost_too=silent >= ASK_AGAIN_SECONDS)
-            if not isinstance(assignment, Train):
-                return assignment
-            if assignment.again:  # its round is closed: nothing moves
-                self._asked_again[client] = self.clock.monotonic()
-                return assignment
-            event = AssignmentTaken(client, assignment.round, assignment.attempt)
-            try:
-                self.runner.commit(assignment.run, event, actor=client)
-            except Conflict:
-                continue  # the round was closed in between: ask again
-            return assignment
-        return None  # the round is changing all the time: the next change wakes the client
+            if not left:
+                break
+            left = self._take(left, found)
+        return found | dict.fromkeys(left)  # their rounds change all the time: the next change wakes them
+
+    def _take(self, clients: Sequence[str], found: dict[str, Assignment | None]) -> list[str]:
+        """Adds what is ``found``; who is left has to ask again, since its round was closed in between."""
+        news, now = self.store.news, self.clock.monotonic()
+        lost_too = {
+            client: now - self._asked_again.get(client, -math.inf) >= ASK_AGAIN_SECONDS for client in clients
+        }
+        taken: dict[str, Train] = {}
+        for client, assignment in self.store.work_for_each(lost_too).items():
+            if isinstance(assignment, Train) and not assignment.again:
+                taken[client] = assignment
+                continue
+            if assignment is None and lost_too[client]:
+                self._remember(client, news, has_nothing=True)
+            if isinstance(assignment, Train):  # its round is closed: nothing moves
+                self._asked_again[client] = now
+            found[client] = assignment
+        refused: set[str] = set()
+        for run in sorted({one.run for one in taken.values()}):
+            events = [
+                AssignmentTaken(client, one.round, one.attempt)
+                for client, one in taken.items()
+                if one.run == run
+            ]
+            refused |= self.runner.commit_taken(run, events)
+        found |= {client: one for client, one in taken.items() if client not in refused}
+        return sorted(refused)
 
     def explain_wait(self, client: str) -> str:
         """One sentence: what a client without an assignment is waiting for."""
-        return self.store.waiting_for(client, self.clock())
+        news, now = self.store.news, self.clock()
+        reason = self.store.waiting_for(client, now)
+        self._remember(client, news, reason=reason, day=now.date())
+        return reason
 
     def mark_returned(self, client: str) -> None:
         """A client that had missed a deadline is heard of again, so it may be drawn again."""
-        for run in self.store.away_in(client):
+        news = self.store.news
+        away = self.store.away_in(client)
+        if not away:
+            self._remember(client, news, is_present=True)
+        for run in away:
             with contextlib.suppress(Conflict):  # another poll of it was faster, or the run has ended
                 self.runner.commit(run, ClientSeen(client), actor=client)

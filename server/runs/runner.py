@@ -26,6 +26,7 @@ from server.lifecycle.events import (
     AggregationDelayed,
     AggregationFailed,
     AggregationFinished,
+    AssignmentTaken,
     Event,
     TimePassed,
 )
@@ -112,6 +113,17 @@ class Runner:
         decision = self._store.apply(run, event, actor=actor, now=now or self._clock(), facts=facts)
         self.hand_over(run, decision)
         return decision
+
+    def commit_taken(self, run: str, events: Sequence[AssignmentTaken]) -> set[str]:
+        """Assignments that are taken at the same moment; the clients whose round was closed in between."""
+        refused = set()
+        decided = self._store.take_assignments(run, events, self._clock())
+        for event, decision in zip(events, decided, strict=True):
+            if isinstance(decision, Conflict):
+                refused.add(event.client)
+            else:
+                self.hand_over(run, decision)
+        return refused
 
     def hand_over(self, run: str, decision: Decision) -> None:
         """Have the event loop carry out what was committed."""

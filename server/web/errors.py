@@ -26,7 +26,15 @@ from shared.problems import (
     UnsupportedMediaType,
 )
 
-__all__ = ["MEDIA_TYPE", "Respond", "describe_invalid", "install", "make_responder", "render"]
+__all__ = [
+    "MEDIA_TYPE",
+    "Respond",
+    "describe_invalid",
+    "install",
+    "make_responder",
+    "render",
+    "translate_http",
+]
 
 MEDIA_TYPE = "application/problem+json"
 SECRET, HIDDEN = "token", "(not shown)"
@@ -73,7 +81,8 @@ def _shorten(value: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates have no UTF-8 form
 
 
-def _translate_http(request: Request, error: HTTPException) -> Problem:
+def translate_http(request: Request, error: HTTPException) -> Problem:
+    """What Starlette, FastAPI and the bounds of bodies refuse, in our words."""
     where = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
@@ -122,7 +131,7 @@ def install(app: FastAPI, respond: Respond) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = await on_problem(request, _translate_http(request, error))
+        answer = await on_problem(request, translate_http(request, error))
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
         return answer

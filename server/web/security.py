@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 CACHE_SECONDS = 2.0
+SOLE_SECONDS = 60.0
+"""Where no other process revokes anything."""
 CACHE_ENTRIES = 10_000
 FAMILIAR_SECONDS = 3600.0
 ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
@@ -271,7 +273,8 @@ class Guard:
     ``find`` looks an owner up by the token's hash, ``find_session`` a token's hash by that of a session,
     ``is_join_code`` says of a hash whether it was ever one of a join token. Answers are remembered for
     :data:`CACHE_SECONDS`, so a revocation made by another coordinator process takes effect after that time
-    at the latest; one made here takes effect at once (:meth:`forget`).
+    at the latest; one made here takes effect at once (:meth:`forget`). ``is_sole``: there is no other
+    process, and the owner of a token is remembered for longer.
     """
 
     def __init__(
@@ -283,6 +286,7 @@ class Guard:
         find: Callable[[str], Awaitable[Owner | None]],
         find_session: Callable[[str], Awaitable[str | None]],
         is_join_code: Callable[[str], Awaitable[bool]],
+        is_sole: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = hash_token(admin)
@@ -292,7 +296,9 @@ class Guard:
         self._find_session = find_session
         self._is_join_code = is_join_code
         self._familiar: TTLCache[str, None] = TTLCache(CACHE_ENTRIES, FAMILIAR_SECONDS, timer=monotonic)
-        self._known: TTLCache[str, Owner] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
+        seconds = SOLE_SECONDS if is_sole else CACHE_SECONDS
+        self._known: TTLCache[str, Owner] = TTLCache(CACHE_ENTRIES, seconds, timer=monotonic)
+        self._revocations = 0
         self._sessions: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
     # ------------------------------------------------------------ whose token
@@ -371,6 +377,7 @@ class Guard:
 
     def forget(self, key: str) -> None:
         """What is not accepted any more: see :func:`make_key`."""
+        self._revocations += 1
         for hashed in [hashed for hashed, owner in self._known.items() if owner.key == key]:
             self._known.pop(hashed, None)
         kind, _, name = key.partition(":")
@@ -385,7 +392,10 @@ class Guard:
     async def _identify_hash(self, hashed: str) -> Owner:
         owner = self._find_in_settings(hashed) or self._known.get(hashed)
         if owner is None:
-            owner = self._known[hashed] = await self._look_up(hashed)
+            revocations = self._revocations
+            owner = await self._look_up(hashed)
+            if revocations == self._revocations:  # or what was read may be over already
+                self._known[hashed] = owner
             self._familiar[hashed] = None
         return owner
 

@@ -32,6 +32,7 @@ class Snapshot:
     discrepancies: dict[str, tuple[str, float]]  # by client: metric, value
     troubled: frozenset[str]  # clients with a last error
     updates: dict[str, str]  # of the newest attempt, by client: digest
+    start_model: str | None  # of the newest attempt
 
 
 # Statements are built once: building costs more than running them on SQLite.
@@ -90,6 +91,7 @@ _ROUND = (
         _NEWEST.c.deadline_at,
         _NEWEST.c.reason.label("round_reason"),
         _NEWEST.c.secure,
+        _NEWEST.c.start_model,
         participants.c.client,
         participants.c.index.label("place"),  # `row.index` is a method of rows
         participants.c.status,
@@ -143,6 +145,7 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
         },
         troubled=frozenset(row.client for row in enrolled if row.troubled),
         updates={row.client: row.update for row in newest if row.update is not None},
+        start_model=newest[0].start_model if newest else None,
     )
 
 

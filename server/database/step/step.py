@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from server.database.configs import Configs
 from server.database.evaluations import add_evaluation
 from server.database.session import Reading, Writing
 from server.database.step.change import Change
 from server.database.step.facts import ConfigFacts, DiscrepancyFacts, Facts, UpdateFacts
-from server.database.step.load import Snapshot, load
+from server.database.step.known import KnownRuns
+from server.database.step.load import Snapshot
 from server.database.step.sightings import read_sightings
 from server.database.step.write_run import write
 from server.database.tables import participants
@@ -39,7 +39,7 @@ def take_step(
     run: str,
     event: Event,
     facts: Facts | None,
-    configs: Configs,
+    known: KnownRuns,
     *,
     actor: str,
     now: dt.datetime,
@@ -48,14 +48,16 @@ def take_step(
 
     A TimePassed is told here when the participants of the open round were last heard of.
     """
-    before = load(connection, run, configs, lock=True)
+    before = known.lock(connection, run)
     if _is_repetition(connection, before, event, facts):
         return Decision(before.run, ())
     if isinstance(event, TimePassed):
         event = TimePassed(read_sightings(connection, before.run))
     decision = decide(before.run, event, now)
     if decision.run != before.run or decision.effects:
-        write(connection, Change(before, decision, event, facts, actor, now))
+        change = Change(before, decision, event, facts, actor, now)
+        write(connection, change)
+        known.follow(connection, change)
     return decision
 
 
@@ -63,7 +65,7 @@ def take_change(
     connection: Writing,
     run: str,
     changes: Mapping[str, Any],
-    configs: Configs,
+    known: KnownRuns,
     *,
     actor: str,
     now: dt.datetime,
@@ -73,7 +75,7 @@ def take_change(
     Raises what :meth:`shared.config.RunConfig.change` and :func:`take_step` raise, and
     :class:`InvalidConfiguration` if past weights depend on the number of rounds.
     """
-    before = load(connection, run, configs, lock=True)
+    before = known.lock(connection, run)
     old, new = before.config, before.config.change(changes)
     if new == old:
         return Decision(before.run, ())
@@ -84,7 +86,7 @@ def take_change(
         )
     told = tuple((name, getattr(old, name), getattr(new, name)) for name in changes)
     event = ChangeRequested(Policy.of(new), tuple(each for each in told if each[1] != each[2]))
-    return take_step(connection, run, event, ConfigFacts(new), configs, actor=actor, now=now)
+    return take_step(connection, run, event, ConfigFacts(new), known, actor=actor, now=now)
 
 
 class Evaluated(NamedTuple):
@@ -100,7 +102,7 @@ def take_evaluation(
     number: int,
     client: str,
     metrics: Metrics,
-    configs: Configs,
+    known: KnownRuns,
     *,
     actor: str,
     now: dt.datetime,
@@ -109,9 +111,9 @@ def take_evaluation(
 
     Raises what :func:`server.database.evaluations.add_evaluation` and :func:`take_step` raise.
     """
-    config = configs.of(connection, run)
+    config = known.configs.of(connection, run)
     if config.needs_scores:
-        load(connection, run, configs, lock=True)  # before the event log is locked, as every step does
+        known.lock(connection, run)  # before the event log is locked, as every step does
     if not add_evaluation(connection, run, number, client, metrics, actor=actor, now=now):
         return Evaluated(False, None)
     if not config.needs_scores:
@@ -119,7 +121,7 @@ def take_evaluation(
     name = config.deciding_metric
     value, metric = find_score(metrics, name), name_score(metrics, name)
     event = EvaluationReceived(client, number, metric, value, metrics.examples)
-    return Evaluated(True, take_step(connection, run, event, None, configs, actor=actor, now=now))
+    return Evaluated(True, take_step(connection, run, event, None, known, actor=actor, now=now))
 
 
 def _is_repetition(connection: Reading, before: Snapshot, event: Event, facts: Facts | None) -> bool:

@@ -51,7 +51,7 @@ class Clients:
         return hashed == hash_token(JOIN)
 
 
-def guard(clients: Clients, now: list[float] | None = None) -> Guard:
+def guard(clients: Clients, now: list[float] | None = None, *, is_sole: bool = False) -> Guard:
     ticks = now if now is not None else [0.0]
     return Guard(
         admin=ADMIN,
@@ -60,6 +60,7 @@ def guard(clients: Clients, now: list[float] | None = None) -> Guard:
         find=clients.find,
         find_session=clients.find_session,
         is_join_code=clients.is_join_code,
+        is_sole=is_sole,
         monotonic=lambda: ticks[0],
     )
 
@@ -112,6 +113,34 @@ def test_answers_are_remembered_for_a_moment_and_forgotten_at_once() -> None:
     assert clients.asked == 2
     clients.rows[hash_token("anna")] = KnownClient("anna", True)
     found.forget("client:anna")
+    with pytest.raises(RevokedToken):
+        asyncio.run(found.require_client("anna"))
+
+
+def test_a_process_of_its_own_remembers_for_longer_and_forgets_at_once() -> None:
+    now, clients = [0.0], Clients(anna=False)
+    found = guard(clients, now, is_sole=True)
+    asyncio.run(found.require_client("anna"))
+    now[0] = 59.0
+    asyncio.run(found.require_client("anna"))
+    assert clients.asked == 1
+    clients.rows[hash_token("anna")] = KnownClient("anna", True)
+    found.forget("client:anna")
+    with pytest.raises(RevokedToken):
+        asyncio.run(found.require_client("anna"))
+
+
+def test_what_was_read_before_a_revocation_is_not_remembered_after_it() -> None:
+    class Slow(Clients):
+        async def find(self, hashed: str) -> KnownClient | None:
+            row = await super().find(hashed)
+            if self.asked == 1:  # revoked after the row was read
+                self.rows[hashed] = KnownClient("anna", True)
+                found.forget("client:anna")
+            return row
+
+    found = guard(Slow(anna=False), is_sole=True)
+    assert asyncio.run(found.require_client("anna")) == "anna"
     with pytest.raises(RevokedToken):
         asyncio.run(found.require_client("anna"))
 

@@ -240,7 +240,7 @@ def test_a_stale_decision_is_not_written(engine: sa.Engine) -> None:
 def test_one_writer_that_fails_does_not_disturb_those_it_shares_a_commit_with(engine: sa.Engine) -> None:
     """Twenty wait while one writes; the odd ones raise after they wrote, and only theirs is undone."""
     story = Story(engine)
-    writer = GroupCommit(engine)
+    writer = GroupCommit(engine, lambda pending, is_news: None)
     entered, go_on = threading.Event(), threading.Event()
 
     def hold(connection: Writing) -> None:

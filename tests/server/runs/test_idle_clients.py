@@ -1,0 +1,74 @@
+"""A client that has nothing to do is looked up again only when something has been written since."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from server.database.session import make_engine
+from shared.schemas import Progress
+from tests.helpers.live_coordinator import Live, enrolled, file_of, live
+
+
+def is_remembered(at: Live) -> bool:
+    return at.coordinator.store.engine.dialect.name == "sqlite"
+
+
+def test_a_poll_in_vain_is_remembered_until_there_is_news(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        assignments = at.coordinator.assignments
+        site = at.site("site-0")
+        assert not assignments.is_idle("site-0")
+        assert site.work() is None
+        known = is_remembered(at)  # several coordinators may share a PostgreSQL
+        assert assignments.is_idle("site-0") is known
+        assert assignments.is_present("site-0") is known
+        reason = assignments.recall_reason("site-0")
+        assert reason == ("no run on this coordinator is open to this client" if known else None)
+
+        at.coordinator.presence.flush()  # when it was last seen is no news
+        at.coordinator.store.note_alive(at.coordinator.clock())
+        assert assignments.is_idle("site-0") is known
+
+        at.create(min_clients=1)
+        assert not assignments.is_idle("site-0")
+        assert assignments.recall_reason("site-0") is None
+        assert (site.work() or {})["kind"] == "enrol"
+
+
+def test_a_heartbeat_is_no_news_and_an_update_is(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
+        first, second = enrolled(at, (10, 10))
+        assert first.upload("demo", 1, file_of(1.0)).status_code == 200
+        assert first.work() is None
+        idle, known = at.coordinator.assignments.is_idle, is_remembered(at)
+        assert idle("site-0") is known
+        beat = Progress(attempt=1, step=1, steps=2, epoch=0, epochs=1)
+        address = "/runs/demo/rounds/1/progress"
+        assert second.http.post(address, json=beat.model_dump()).status_code == 200
+        assert idle("site-0") is known
+        assert second.upload("demo", 1, file_of(3.0)).status_code == 200
+        assert not idle("site-0")
+        first.until("finished")
+
+
+def test_the_sentence_is_that_of_the_day(database_url: str, tmp_path: Path) -> None:
+    """A time of another day is told with its date."""
+    with live(database_url, tmp_path / "data") as at:
+        assert at.site("site-0").work() is None
+        clock, assignments = at.coordinator.clock, at.coordinator.assignments
+        assert (assignments.recall_reason("site-0") is not None) is is_remembered(at)
+        clock.set(clock() + dt.timedelta(days=1))
+        assert assignments.recall_reason("site-0") is None
+
+
+def test_another_store_on_the_same_database_knows_of_no_news(database_url: str) -> None:
+    from server.database.store import Store
+
+    engine: sa.Engine = make_engine(database_url)
+    assert Store(engine).news is None
+    assert Store(engine, is_only_writer=True).news == 0
+    engine.dispose()
