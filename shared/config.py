@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
@@ -19,6 +19,7 @@ from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.weightings import AnyWeighting as Weighting
+from shared.weightings.base import Need
 from shared.weightings.disco import DiscoWeighting
 from shared.weightings.sizes import SizesWeighting
 from shared.weightings.uniform import UniformWeighting
@@ -55,6 +56,7 @@ ScoreRule = Literal["median", "weighted"]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
 _RELEASE_ROUNDS = 10_000
 """Each draw repeats those before it."""
+_LONGEST_WITH_TWIN = 63 - len("-fedavg")
 _AMOUNTS = ("epochs", "steps", "steps_range")
 
 
@@ -242,6 +244,14 @@ def _check_quorum(rule: VectorRule, quorum: int) -> None:
 EVERYBODY: Final = Participants(trainers=ANYONE, evaluators=ANYONE)
 
 
+def _name_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Shadowed = Annotated[Weighting, BeforeValidator(_name_kind)]
+"""A weighting, or its kind alone."""
+
+
 class SecureSums(Frozen):
     """Updates are added up so that nobody learns one of them: fixed point, and masks in the service."""
 
@@ -287,6 +297,15 @@ class RunConfig(Frozen):
     aggregation: AnyRule = Field(
         MEAN,
         description="what the updates are combined by, beneath any weighting: their mean, or a robust rule",
+    )
+    shadow: tuple[Shadowed, ...] = Field(
+        (),
+        max_length=8,
+        description="other weightings: of each scored round's updates they make models that are only scored",
+    )
+    also: Literal["fedavg"] | None = Field(
+        None,
+        description="fedavg: the coordinator creates a second run beside it, which averages by sizes alone",
     )
     max_norm: float = Field(
         1000.0,
@@ -417,7 +436,36 @@ class RunConfig(Frozen):
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")
         self._check_secure()
+        self._check_shadows()
+        if self.also and len(self.name) > _LONGEST_WITH_TWIN:
+            raise ValueError(f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most")
         return self
+
+    def _check_shadows(self) -> None:
+        """A shadow asks the sites for nothing that the run does not ask them for anyway."""
+        if not self.shadow:
+            return
+        if self.secure is not None:
+            raise ValueError("shadow: weighs single updates, of which nobody sees one with secure sums")
+        if not self.evaluate_every:
+            raise ValueError("shadow: its models are only scored, which evaluate_every: 0 never asks for")
+        labels = [each.label for each in self.shadow]
+        if len({*labels, self.weighting.label}) <= len(labels):
+            raise ValueError(
+                f"shadow: {', '.join(labels)} are not distinct, or one is the run's own weighting"
+            )
+        for each in self.shadow:
+            if each.remembers:
+                raise ValueError(
+                    f"shadow: {each.kind} goes by its own earlier rounds, which a shadow has not"
+                )
+            if each.needs - {Need.UPDATES} - self.weighting.needs or (
+                each.discrepancy not in (None, self.weighting.discrepancy)
+            ):
+                raise ValueError(
+                    f"shadow: {each.label} asks sites for more than {self.weighting.kind}, the run's "
+                    "weighting; let it be the run's weighting, and that one the shadow"
+                )
 
     def _check_secure(self) -> None:
         if self.secure is None:
@@ -441,6 +489,17 @@ class RunConfig(Frozen):
             self.secure.make_ring(self.weighting, self.clients_expected)
         except InvalidConfiguration as error:
             raise ValueError(f"secure: {error}") from error
+
+    def make_twin(self) -> Self | None:
+        """The run that ``also`` asks for: as this one, by FedAvg and sizes; None: it asks for none.
+
+        >>> RunConfig(name="skin", also="fedavg").make_twin().name
+        'skin-fedavg'
+        """
+        if self.also is None:
+            return None
+        plain = {"algorithm": self.also, "weighting": {"kind": "sizes"}, "shadow": (), "also": None}
+        return self.change({"name": f"{self.name}-{self.also}", **plain})
 
     def change(self, changes: Mapping[str, Any]) -> Self:
         """With these fields changed. Raises InvalidConfiguration, which names each that is wrong."""
@@ -470,6 +529,11 @@ class RunConfig(Frozen):
     def deciding_metric(self) -> str | None:
         """The score by which a round is better than another; None: as for ``headline``."""
         return self.stop_when.metric if self.stop_when is not None else self.headline
+
+    def is_scored(self, number: int) -> bool:
+        """Whether evaluators are asked for the scores of round ``number``."""
+        every = self.evaluate_every
+        return every > 0 and (number % every == 0 or number == self.rounds)
 
     @property
     def needs_discrepancy(self) -> bool:

@@ -516,6 +516,14 @@ class LedgerRow(View):
     heartbeat_at: dt.datetime | None = None
 
 
+class ShadowScore(Body):
+    """As :class:`Metrics`, of the model of a shadow."""
+
+    loss: float | None = Field(description="None: infinite or not a number, the model has diverged")
+    accuracy: float | None = Field(None, ge=0, le=1)
+    extra: dict[Name, float] = Field(default_factory=dict)
+
+
 class Metrics(Body):
     """Result of scoring a global model; shares and accuracies from 0 to 1."""
 
@@ -524,6 +532,9 @@ class Metrics(Body):
     examples: int = Field(ge=1, le=2**53)
     per_category: dict[Name, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     extra: dict[Name, float] = Field(default_factory=dict)
+    shadows: dict[Name, ShadowScore] = Field(
+        default_factory=dict, max_length=8, description="by name, what other weightings' models scored"
+    )
 
 
 class EvaluationView(Metrics):
@@ -563,6 +574,16 @@ class SecureView(View):
     clipped: int | None = Field(None, description="entries that were cut to secure.clip, of all clients")
 
 
+class ShadowView(View):
+    """What another weighting made of the round's updates; its scores are in the evaluations."""
+
+    name: str = Field(description="the weighting's kind, and the options that are not as by default")
+    weights: dict[int, float] = Field(description="by client index")
+    seconds: float = Field(description="how long the coordinator took to make the model")
+    bytes: int | None = Field(description="of the model, which each evaluator downloads once")
+    reason: str | None = Field(None, description="why there is no model")
+
+
 class RoundView(View):
     run: str
     round: int
@@ -582,6 +603,7 @@ class RoundView(View):
     evaluations: tuple[EvaluationView, ...] = Field(description="for a client: its own")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
     secure: SecureView | None = Field(None, description="None: updates arrive in clear")
+    shadows: tuple[ShadowView, ...] = Field((), description="for a client: none")
 
 
 class RoundScore(NamedTuple):
@@ -752,6 +774,9 @@ class Evaluate(View):
     round: int
     model: Digest
     revision: int = Field(0, description="of the run's configuration, which may have been changed")
+    shadows: dict[str, Digest] = Field(
+        default_factory=dict, description="by name, models of other weightings to be scored as well"
+    )
 
 
 class Finished(View):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["escape_controls", "escape_line", "find_unstorable", "format_size"]
+__all__ = ["escape_controls", "escape_line", "find_unstorable", "format_seconds", "format_size"]
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -55,6 +55,19 @@ def find_unstorable(document: Any, where: str = "") -> str | None:
         elif isinstance(value, list | tuple):
             left.extend((f"{place}.{number}".lstrip("."), item) for number, item in enumerate(value))
     return None
+
+
+def format_seconds(seconds: float) -> str:
+    """Roughly, in the two largest units.
+
+    >>> [format_seconds(each) for each in (7.2, 245, 7380, 100_000)]
+    ['7 s', '4 min 05 s', '2 h 03 min', '1 d 03 h']
+    """
+    whole = round(seconds)
+    for large, small, size, unit in (("d", "h", 86_400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size} {large} {whole % size // unit:02d} {small}"
+    return f"{whole} s"
 
 
 def format_size(count: int) -> str:

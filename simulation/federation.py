@@ -6,6 +6,7 @@ The same configuration gives the same models, bit for bit, as a deployment on th
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from server.lifecycle.state import Policy, Round, Run
 from server.lifecycle.views import relative_sizes
 from shared import wire
 from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
+from shared.aggregation.shadows import Shadow, ShadowMaker
 from shared.algorithms.base import UpdateInfo
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from simulation.engines import Engine
     from simulation.jobs import ClientResult
 
-__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Federation", "RoundOutcome"]
+__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Federation", "RoundOutcome", "TimedShadow"]
 
 CHECKPOINT_FILE = "checkpoint.json"
 
@@ -70,6 +72,15 @@ class RoundOutcome:
     ledger: tuple[LedgerEntry, ...]
     scored: Path
     digest: str
+    shadows: tuple[TimedShadow, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedShadow:
+    """What another weighting made of the round, and how long that took."""
+
+    shadow: Shadow
+    seconds: float
 
 
 class Checkpoint(Frozen):
@@ -213,13 +224,17 @@ class Federation:
         sizes = relative_sizes(self.run)
         jobs = [self._job(current.number, p.index, sizes[p.client]) for p in current.participants]
         results = engine.map(jobs)
-        end = self._end_round(current.number, jobs, results)
+        start = self._find_start()
+        end = self._end_round(current.number, start, jobs, results)
         if end.files is None:
             raise InvalidConfiguration(f"round {current.number} has no weight: {end.weightless}")
         included = self._record(current, {row.index: _refusal(row) for row in end.rows})
         kept = [job for job in jobs if job.task.index in included and job.kept.exists()]
         scored = end.files.scored
-        outcome = RoundOutcome(current.number, tuple(results), end.rows, scored.path, scored.digest)
+        shadows = (
+            self._make_shadows(current.number, start, end) if self.config.is_scored(current.number) else ()
+        )
+        outcome = RoundOutcome(current.number, tuple(results), end.rows, scored.path, scored.digest, shadows)
         return outcome, self._next_checkpoint(current.number, kept, end, end.files)
 
     def _job(self, number: int, index: int, relative_size: float) -> Job:
@@ -234,7 +249,32 @@ class Federation:
         )
         return Job(task, self.folder / f"update-{index}", self.folder / f"kept-{index}-{number}")
 
-    def _end_round(self, number: int, jobs: Sequence[Job], results: Sequence[ClientResult]) -> RoundResult:
+    def _find_start(self) -> Start:
+        files = self.checkpoint
+        return Start(
+            self.folder / files.model, self._path(files.broadcast), self._path(files.private), files.memory
+        )
+
+    def _make_shadows(self, number: int, start: Start, end: RoundResult) -> tuple[TimedShadow, ...]:
+        maker = ShadowMaker(
+            config=self.config,
+            manifest=self._workbench.manifest,
+            start=start,
+            result=end,
+            all_clients=self._known,
+            number=number,
+            proxy=self._proxy,
+        )
+        made = []
+        for place, weighting in enumerate(self.config.shadow):
+            began = time.perf_counter()
+            shadow = maker.make(weighting, self.folder / f"shadow-{place}")
+            made.append(TimedShadow(shadow, time.perf_counter() - began))
+        return tuple(made)
+
+    def _end_round(
+        self, number: int, start: Start, jobs: Sequence[Job], results: Sequence[ClientResult]
+    ) -> RoundResult:
         arrived = [
             Arrived(
                 UpdateInfo(result.index, result.examples, job.task.relative_size, result.steps),
@@ -243,10 +283,6 @@ class Federation:
             )
             for job, result in zip(jobs, results, strict=True)
         ]
-        files = self.checkpoint
-        start = Start(
-            self.folder / files.model, self._path(files.broadcast), self._path(files.private), files.memory
-        )
         made = self.folder / "made"
         made.mkdir(exist_ok=True)
         if self._proxy is not None:

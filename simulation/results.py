@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SERVICE_ONLY = (
-    *("quorum", "round_deadline_seconds", "max_attempts", "waiting_deadline_seconds"),
+    *("also", "quorum", "round_deadline_seconds", "max_attempts", "waiting_deadline_seconds"),
     *("keep_updates", "data_licence"),
 )
 """Fields that a simulation, whose clients neither fail nor are late, does not heed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from shared.device import choose
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, RunStatus
+from shared.texts import format_seconds
 from shared.training.workbench import Workbench
 from simulation.engines import Engine, EngineName, OpenEngine, choose_engine
 from simulation.engines.in_process import InProcess
 from simulation.engines.processes import Processes
 from simulation.engines.ray import Ray
-from simulation.federation import Federation, RoundOutcome
+from simulation.federation import Federation, RoundOutcome, TimedShadow
 from simulation.jobs import WorkbenchSpec
 from simulation.kernels import KernelsName
 from simulation.results import Results, check_same, checkpoint_of, header, same_results
@@ -189,18 +190,23 @@ class Simulation:
 
     def _train_rounds(self, until: int | None) -> None:
         config, tests = self._config, self._tests
-        began = time.perf_counter()
+        began = started = time.perf_counter()
+        first = self.completed
         for outcome in self._federation.train_rounds(self._engine, until):
-            due = tests and _is_due(config, outcome.round)
+            due = config.is_scored(outcome.round)
             scores = _score(self._workbench, tests, outcome) if tests and due else None
             self._results.append(_round_line(outcome, scores, time.perf_counter() - began))
             if scores is not None:
                 self._federation.note_scores(outcome.round, scores.common)
             self._keep_model(outcome)
-            began = time.perf_counter()
+            now = time.perf_counter()
             accuracy = scores.common.accuracy if scores else None
             said = "" if accuracy is None else f"  accuracy {100 * accuracy:6.2f} %"
-            self._say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{said}")
+            each = (now - started) / (outcome.round - first)
+            left = each * ((config.rounds if until is None else min(until, config.rounds)) - outcome.round)
+            paced = f"  {now - began:.1f} s" + (f", {format_seconds(left)} left" if left > 0 else "")
+            self._say(f"{config.name}  round {outcome.round:>4}/{config.rounds}{said}{paced}")
+            began = now
 
 
 @dataclass(frozen=True)
@@ -225,10 +231,7 @@ class _Scores:
     common: Metrics
     per_client: tuple[float, ...]
     validation: Metrics | None
-
-
-def _is_due(config: RunConfig, number: int) -> bool:
-    return number % config.evaluate_every == 0 or number == config.rounds
+    shadows: Mapping[str, Metrics]
 
 
 def _score(workbench: Workbench, tests: _Tests, outcome: RoundOutcome) -> _Scores:
@@ -238,7 +241,17 @@ def _score(workbench: Workbench, tests: _Tests, outcome: RoundOutcome) -> _Score
         workbench.evaluate(tests.common),
         tuple(accuracy for accuracy in own if accuracy is not None),
         None if tests.validation is None else workbench.evaluate(tests.validation),
+        dict(_score_shadows(workbench, tests, outcome)),
     )
+
+
+def _score_shadows(
+    workbench: Workbench, tests: _Tests, outcome: RoundOutcome
+) -> Iterator[tuple[str, Metrics]]:
+    for timed in outcome.shadows:
+        if timed.shadow.scored is not None:
+            workbench.load_model(timed.shadow.scored.path)
+            yield timed.shadow.name, workbench.evaluate(tests.common)
 
 
 def _read_scores(line: dict[str, Any]) -> Metrics:
@@ -263,8 +276,29 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         "steps": [result.steps for result in outcome.results],
         "local_loss": [result.loss for result in outcome.results],
         **_losses(outcome),
+        **_shadows(outcome, scores),
         "seconds": round(seconds, 3),
         "model": outcome.digest,
+    }
+
+
+def _shadows(outcome: RoundOutcome, scores: _Scores | None) -> dict[str, Any]:
+    """What other weightings made of the round, where the run asked for it."""
+    if scores is None or not outcome.shadows:
+        return {}
+    return {"shadows": {timed.shadow.name: _shadow(timed, scores) for timed in outcome.shadows}}
+
+
+def _shadow(timed: TimedShadow, scores: _Scores) -> dict[str, Any]:
+    shadow, metrics = timed.shadow, scores.shadows.get(timed.shadow.name)
+    return {
+        "accuracy": metrics.accuracy if metrics else None,
+        "loss": metrics.loss if metrics else None,
+        "measures": metrics.extra if metrics else {},
+        "weights": [row.weight for row in shadow.rows],
+        "reason": shadow.reason,
+        "seconds": round(timed.seconds, 3),
+        "model": None if shadow.scored is None else shadow.scored.digest,
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
-from shared.schemas import UpdateReport
+from shared.schemas import ShadowScore, UpdateReport
 from shared.texts import format_size
 from shared.training import LocalResult, Stopped, TrainProgress
 from shared.training.workbench import ClientTask
@@ -226,13 +226,15 @@ class RoundWork:
 
         Raises :class:`worker.faults.LocalFault` if it cannot be scored here; it is asked for again.
         """
-        journal.keep_only({assignment.model})
-        path = self._fetch_file(assignment.model, local.workbench.model_bytes, journal)
-        with local_faults(Doing.SCORING):
-            local.workbench.load_model(path)
-            metrics = local.workbench.evaluate(self.site.test_examples(local))
+        journal.keep_only({assignment.model, *assignment.shadows.values()})
+        metrics = self._score(assignment.model, local, journal)
+        shadows = {
+            name: self._score(model, local, journal) for name, model in sorted(assignment.shadows.items())
+        }
         told = told_size(metrics.examples, self.site.policy_for(local.view).sizes)
-        metrics = metrics.model_copy(update={"examples": told})
+        metrics = metrics.model_copy(
+            update={"examples": told, "shadows": {name: _of_shadow(m) for name, m in shadows.items()}}
+        )
         self.coordinator.metrics(assignment.run, assignment.round, metrics)
         journal.note_delivered()
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
@@ -241,6 +243,16 @@ class RoundWork:
             f"{assignment.run} round {assignment.round}: loss {loss}{accuracy} on {metrics.examples} examples"
         )
         return metrics
+
+    def _score(self, model: str, local: LocalRun, journal: RunJournal) -> Metrics:
+        path = self._fetch_file(model, local.workbench.model_bytes, journal)
+        with local_faults(Doing.SCORING):
+            local.workbench.load_model(path)
+            return local.workbench.evaluate(self.site.test_examples(local))
+
+
+def _of_shadow(metrics: Metrics) -> ShadowScore:
+    return ShadowScore(loss=metrics.loss, accuracy=metrics.accuracy, extra=metrics.extra)
 
 
 def _describe_refusal(refused: InvalidRequest) -> LocalFault:

@@ -35,7 +35,9 @@ async def create(body: RunRequest, coordinator: Coordinator, actor: Operator) ->
     """Create a run. Its initial weights are built from task and seed, or were uploaded beforehand."""
     await coordinator.threads.run_long(coordinator.control.create, body, actor)
     coordinator.hub.wake_everyone()
-    coordinator.hub.announce(body.config.name)
+    for config in (body.config, body.config.make_twin()):
+        if config is not None:
+            coordinator.hub.announce(config.name)
     return await _read_view(coordinator, body.config.name)
 
 

@@ -15,7 +15,7 @@ from server.api.dependencies import Client, Coordinator
 from server.api.documents import as_json
 from server.coordinator import Coordinator as Parts
 from server.wakeups.hub import Waiter
-from shared.schemas import Assignment, SecureStep, Train, Wait
+from shared.schemas import Assignment, Evaluate, SecureStep, Train, Wait
 
 router = APIRouter(tags=["work"])
 
@@ -43,6 +43,8 @@ async def answer_poll(request: Request, coordinator: Parts, client: str, wait: f
             if assignment is not None:
                 if isinstance(assignment, Train | SecureStep):
                     coordinator.grants.grant(client, (assignment.model, assignment.broadcast))
+                elif isinstance(assignment, Evaluate):
+                    coordinator.grants.grant(client, (assignment.model, *assignment.shadows.values()))
                 return as_json(assignment)
             left = end - time.monotonic()
             if left <= 0 or not await _wait_for_news(coordinator, waiter, left):

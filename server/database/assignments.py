@@ -22,6 +22,7 @@ from server.database.tables import (
     participants,
     rounds,
     runs,
+    shadows,
 )
 from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.schemas import (
@@ -249,9 +250,31 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
             pending = connection.select(_UNSCORED, parameters).one_or_none()
             if pending is not None:
                 return Evaluate(
-                    run=row.run, round=pending.round, model=pending.scored_model, revision=row.revision
+                    run=row.run,
+                    round=pending.round,
+                    model=pending.scored_model,
+                    revision=row.revision,
+                    shadows=_read_shadows(connection, row.run, pending) if config.shadow else {},
                 )
     return None
+
+
+_SHADOWS = (
+    sa.select(shadows.c.name, shadows.c.model)
+    .join(blobs, blobs.c.digest == shadows.c.model)  # not collected before this evaluator came
+    .where(
+        blobs.c.fault.is_(None),
+        shadows.c.run == _RUN,
+        shadows.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
+        shadows.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
+    )
+    .order_by(shadows.c.name)
+)
+
+
+def _read_shadows(connection: Reading, run: str, of: Any) -> dict[str, str]:
+    parameters = {"of_run": run, "of_round": of.round, "of_attempt": of.attempt}
+    return {row.name: row.model for row in connection.select(_SHADOWS, parameters)}
 
 
 _SCORED = sa.select(evaluations.c.round).where(
@@ -260,7 +283,7 @@ _SCORED = sa.select(evaluations.c.round).where(
     evaluations.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
 )
 _UNSCORED = (
-    sa.select(rounds.c.round, rounds.c.scored_model)
+    sa.select(rounds.c.round, rounds.c.attempt, rounds.c.scored_model)
     .where(
         rounds.c.run == _RUN,
         rounds.c.status == RoundStatus.COMPLETED,

@@ -10,8 +10,18 @@ import sqlalchemy as sa
 
 from server.database.events import add_events
 from server.database.session import Reading, Writing
-from server.database.tables import blobs, clients, enrolments, participants, rounds, runs
-from shared.schemas import EnrolmentStatus, ParticipantStatus, RoundStatus
+from server.database.tables import (
+    are_of_one_attempt,
+    blobs,
+    clients,
+    enrolments,
+    evaluations,
+    participants,
+    rounds,
+    runs,
+    shadows,
+)
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus
 
 __all__ = [
     "WantedUpdate",
@@ -75,8 +85,35 @@ _KEPT_UPDATES = (
 )
 
 
+_has_scored = (
+    sa.select(evaluations.c.client)
+    .where(
+        evaluations.c.run == shadows.c.run,
+        evaluations.c.round == shadows.c.round,
+        evaluations.c.client == enrolments.c.client,
+    )
+    .exists()
+)
+_UNSCORED_SHADOWS = (
+    sa.select(shadows.c.model)
+    .distinct()
+    .join(rounds, are_of_one_attempt(rounds, shadows))
+    .join(enrolments, enrolments.c.run == shadows.c.run)
+    .where(
+        shadows.c.model.is_not(None),
+        rounds.c.status == RoundStatus.COMPLETED,  # and not gone back behind since
+        enrolments.c.role == Role.EVALUATOR,
+        enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_present]),
+        ~_has_scored,
+        # without a row it was collected, when an evaluator of now was not there
+        sa.select(blobs.c.digest).where(blobs.c.digest == shadows.c.model).exists(),
+    )
+)
+
+
 def list_referenced(connection: Reading) -> set[str]:
-    """Every blob that a row names, except updates older than their run's ``keep_updates``.
+    """Every blob that a row names, except updates older than their run's ``keep_updates`` and the models of
+    shadows that all evaluators have scored.
 
     All others may be collected.
     """
@@ -91,6 +128,7 @@ def list_referenced(connection: Reading) -> set[str]:
         rounds.c.private,
     )
     referenced = set(connection.select(_KEPT_UPDATES).scalars())
+    referenced |= set(connection.select(_UNSCORED_SHADOWS).scalars())
     for column in columns:
         found = connection.select(sa.select(column).distinct().where(column.is_not(None)))
         referenced.update(found.scalars())
@@ -107,6 +145,9 @@ def sum_bytes(connection: Reading) -> tuple[dict[str, int], int]:
         ),
         sa.select(participants.c.run, participants.c.update.label("digest")).where(
             participants.c.update.in_(_KEPT_UPDATES)
+        ),
+        sa.select(shadows.c.run, shadows.c.model.label("digest")).where(
+            shadows.c.model.in_(_UNSCORED_SHADOWS)
         ),
     ).subquery("named")
     size = sa.func.coalesce(sa.func.sum(blobs.c.bytes), 0)
@@ -143,6 +184,7 @@ _READABLE = sa.union_all(
             (rounds, "broadcast"),
             (rounds, "scored_model"),
             (runs, "initial_model"),
+            (shadows, "model"),
         )
     )
 ).subquery("readable")
@@ -165,6 +207,7 @@ def is_model_of(connection: Reading, names: Collection[str], digest: str) -> boo
             (runs, runs.c.initial_model),
             (rounds, rounds.c.model),
             (rounds, rounds.c.scored_model),
+            (shadows, shadows.c.model),
         )
     )
     return any(connection.select(statement).first() is not None for statement in found)

@@ -33,6 +33,7 @@ def add_evaluation(
     _require_model(connection, run, number)
     key = {"run": run, "round": number, "client": client}
     values = metrics.model_dump(mode="json")
+    values["shadows"] = values["shadows"] or None
     if connection.insert_new(evaluations, key | values | {"at": now}) != 1:
         _require_same(connection, key, metrics)
         return False
@@ -89,6 +90,7 @@ def _require_same(connection: Reading, key: Mapping[str, Any], metrics: Metrics)
         examples=row.examples,
         per_category=row.per_category,
         extra=row.extra,
+        shadows=row.shadows or {},
     )
     if stored != metrics:
         names = [name for name in Metrics.model_fields if getattr(stored, name) != getattr(metrics, name)]
@@ -106,7 +108,10 @@ def list_evaluations(
     chosen: sa.ColumnElement[bool] = evaluations.c.run == run
     chosen &= evaluations.c.round == number if number is not None else evaluations.c.round >= since
     statement = sa.select(evaluations).where(chosen).order_by(evaluations.c.round, evaluations.c.client)
-    return [EvaluationView(**row._mapping) for row in connection.select(statement)]
+    return [
+        EvaluationView(**{**row._mapping, "shadows": row.shadows or {}})
+        for row in connection.select(statement)
+    ]
 
 
 def counts_for_headline() -> sa.ColumnElement[bool]:

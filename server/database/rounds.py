@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from server.database.configs import require_run
 from server.database.evaluations import list_evaluations
 from server.database.session import Reading, Writing
-from server.database.tables import are_of_one_attempt, participants, rounds, runs
+from server.database.tables import are_of_one_attempt, participants, rounds, runs, shadows
 from shared.problems import NotFound
 from shared.schemas import (
     EvaluationView,
@@ -23,6 +23,7 @@ from shared.schemas import (
     RoundStatus,
     RoundView,
     SecureView,
+    ShadowView,
 )
 from shared.secure.coordinator import Coordinator, Phase
 
@@ -43,7 +44,7 @@ LAST_ROUND = 2**31 - 1
 
 
 def list_rounds(connection: Reading, run: str, since: int, until: int | None = None) -> list[RoundView]:
-    """Oldest first, every attempt of these rounds; three queries however many there are."""
+    """Oldest first, every attempt of these rounds; four queries however many there are."""
     until = LAST_ROUND if until is None else until
     found: list[Row] = list(
         connection.select(
@@ -61,7 +62,14 @@ def list_rounds(connection: Reading, run: str, since: int, until: int | None = N
     scores: dict[int, list[EvaluationView]] = defaultdict(list)
     for evaluation in list_evaluations(connection, run, since=since):
         scores[evaluation.round].append(evaluation)
-    return [_round_view(row, ledgers[row.round, row.attempt], scores[row.round]) for row in found]
+    shadowed: dict[tuple[int, int], list[ShadowView]] = defaultdict(list)
+    for row in _shadows(connection, shadows.c.run == run, shadows.c.round.between(since, until)):
+        shadowed[row.round, row.attempt].append(ShadowView(**row._mapping))
+    return [
+        _round_view(row, ledgers[key], scores[row.round], shadowed[key])
+        for row in found
+        for key in [(row.round, row.attempt)]
+    ]
 
 
 def read_round(connection: Reading, run: str, number: int, attempt: int | None = None) -> RoundView:
@@ -75,7 +83,9 @@ def read_round(connection: Reading, run: str, number: int, attempt: int | None =
         raise _no_such_round(connection, run, number, attempt)
     key = (participants.c.run == run, participants.c.round == number, participants.c.attempt == row.attempt)
     ledger = [_ledger_row(found) for found in _participants(connection, *key)]
-    return _round_view(row, ledger, list_evaluations(connection, run, number))
+    of_round = (shadows.c.run == run, shadows.c.round == number, shadows.c.attempt == row.attempt)
+    shadowed = [ShadowView(**found._mapping) for found in _shadows(connection, *of_round)]
+    return _round_view(row, ledger, list_evaluations(connection, run, number), shadowed)
 
 
 def _no_such_round(connection: Reading, run: str, number: int, attempt: int | None) -> NotFound:
@@ -88,12 +98,19 @@ def _participants(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Itera
     return connection.select(sa.select(participants).where(*chosen).order_by(participants.c.index))
 
 
-def _round_view(row: Row, ledger: Iterable[LedgerRow], scores: Iterable[EvaluationView]) -> RoundView:
+def _shadows(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Iterable[Row]:
+    return connection.select(sa.select(shadows).where(*chosen).order_by(shadows.c.name))
+
+
+def _round_view(
+    row: Row, ledger: Iterable[LedgerRow], scores: Iterable[EvaluationView], shadowed: Iterable[ShadowView]
+) -> RoundView:
     # a model is evaluated, and only a completed attempt made one
     evaluated = tuple(scores) if row.status is RoundStatus.COMPLETED else ()
     rows = tuple(ledger)
     columns = {**row._mapping, "secure": _secure_view(row, rows)}
-    return RoundView(**columns | {"sums": None}, ledger=rows, evaluations=evaluated)
+    more = {"sums": None, "shadows": tuple(shadowed)}
+    return RoundView(**columns | more, ledger=rows, evaluations=evaluated)
 
 
 def _secure_view(row: Row, ledger: Sequence[LedgerRow]) -> SecureView | None:

@@ -31,6 +31,7 @@ __all__ = [
     "rounds",
     "runs",
     "sessions",
+    "shadows",
     "users",
 ]
 
@@ -306,6 +307,23 @@ participants = sa.Table(
     sa.Index("ix_participants_client_status", "client", "status", "run", "round"),
 )
 
+shadows = sa.Table(
+    "shadows",
+    metadata,
+    _column("run", Slug, primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True),
+    _column("attempt", sa.BigInteger, primary_key=True),
+    _column("name", sa.String(200), primary_key=True, comment="of the weighting, with its options"),
+    _column("model", Sha256, null=True, index=True, comment="kept until the evaluators have scored it"),
+    _column("bytes", sa.BigInteger, null=True),
+    _column("weights", Json, comment="by client index"),
+    _column("reason", Words, null=True, comment="why there is no model"),
+    _column("seconds", sa.Double, comment="how long making it took"),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
+    ),
+)
+
 evaluations = sa.Table(
     "evaluations",
     metadata,
@@ -317,6 +335,7 @@ evaluations = sa.Table(
     _column("examples", sa.BigInteger),
     _column("per_category", Json),
     _column("extra", Json),
+    _column("shadows", Json, null=True, comment="scores of the round's shadows, by name"),
     _column("at", UtcDateTime),
 )
 

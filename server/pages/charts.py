@@ -8,8 +8,8 @@ grows to the right and ``y`` grows *downwards*: the top of the plot is 0, its fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 __all__ = ["Curve", "LineChart", "Mark", "Scale", "Tick", "bar", "line_chart", "nice_ticks", "whole_ticks"]
@@ -39,7 +39,7 @@ class Mark:
 class Curve:
     """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed.
 
-    ``band`` is the outline of the area around it, empty for none.
+    ``band`` is the outline of the area around it, empty for none; a thin one stands behind the others.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Curve:
     marks: tuple[Mark, ...]
     last: str
     band: str = ""
+    is_thin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +119,14 @@ def line_chart(
     tick: Callable[[float], str],
     last_round: int = 0,
     bands: Mapping[str, Sequence[tuple[int, float, float]]] = MappingProxyType({}),
+    thin: Collection[str] = (),
 ) -> LineChart | None:
     """Values by round, one curve a name. ``None`` when there is nothing to draw.
 
     ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis begins at round
     0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
-    unfinished run leaves room for the rounds to come. ``bands`` are (round, low, high) around a curve.
+    unfinished run leaves room for the rounds to come. ``bands`` are (round, low, high) around a curve;
+    ``thin`` are the names of curves that are drawn thin.
     """
     points = [point for curve in curves.values() for point in curve]
     if not points:
@@ -140,7 +143,10 @@ def line_chart(
         x_ticks=tuple(Tick(across(at), str(at)) for at in whole_ticks(0, last)),
         y_ticks=tuple(Tick(up.down(at), tick(at)) for at in levels),
         curves=tuple(
-            _curve(name, style, sorted(curve), sorted(bands.get(name, ())), across, up, write)
+            replace(
+                _curve(name, style, sorted(curve), sorted(bands.get(name, ())), across, up, write),
+                is_thin=name in thin,
+            )
             for style, (name, curve) in enumerate(curves.items())
             if curve
         ),

@@ -57,6 +57,7 @@ __all__ = [
     "RunsPage",
     "Score",
     "ScoreLine",
+    "ShadowLine",
     "SignInPage",
     "WeightBar",
 ]
@@ -183,12 +184,14 @@ class RunPage(Page):
     run: RunView
     summary: str
     weighting: str
+    twin: str | None
     examples: int | None
     accuracy: Score | None
     loss: Score | None
     open_round: RoundView | None
     participants: Sequence[ParticipantLine]
     charts: Sequence[LineChart]
+    shadow_cost: str | None
     scores: Sequence[ScoreLine]
     categories: Sequence[CategoryTable]
     admission: str
@@ -219,6 +222,21 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowLine:
+    """One weighting of a round: the run's own, or a shadow, with what its model scored and cost."""
+
+    name: str
+    is_own: bool
+    accuracy: float | None
+    difference: float | None
+    loss: float | None
+    bars: Sequence[WeightBar]
+    seconds: float | None
+    bytes: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPage(Page):
     run: RunView
     round: RoundView
@@ -233,6 +251,7 @@ class RoundPage(Page):
     rule: str
     outlier_rule: str
     lines: Sequence[LedgerLine]
+    shadows: Sequence[ShadowLine]
     longest: float
     step: str | None
     arrived: int

@@ -19,6 +19,7 @@ from server.pages.explain import (
     weighting_name,
 )
 from server.pages.reader import Reader, stream_of
+from server.pages.shadows import shadow_lines
 from shared import outliers
 from shared.config import Weighting
 from shared.problems import NotFound
@@ -63,6 +64,7 @@ def round_page(
         rule=rule_words(run.config.aggregation),
         outlier_rule=outliers.RULE,
         lines=tuple(_line(row, shown, weighting, longest, found.get(row.index)) for row in shown.ledger),
+        shadows=shadow_lines(run, shown),
         longest=longest,
         step=step_sentence(shown),
         arrived=sum(row.update is not None for row in shown.ledger),

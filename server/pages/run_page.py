@@ -23,6 +23,7 @@ from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
 from server.pages.offers import list_offers
 from server.pages.reader import Reader, newest_events, stream_of
+from server.pages.shadows import cost_of_shadows, curves_of_shadows
 from server.pages.words import number, percent
 from shared.outliers import find_outliers
 from shared.schemas import (
@@ -80,12 +81,14 @@ def run_page(
         run=run,
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
+        twin=_find_twin(store, run),
         examples=_count_examples(run),
         accuracy=score(run, evaluations, lambda found: found.accuracy),
         loss=score(run, evaluations, lambda found: found.loss),
         open_round=open_round,
         participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
         charts=charts(evaluations, training, run.rounds),
+        shadow_cost=cost_of_shadows(rounds),
         scores=scores(evaluations, training),
         categories=categories(evaluations, run.classes),
         admission=admission(run.config),
@@ -103,6 +106,17 @@ def run_page(
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
     )
+
+
+def _find_twin(store: Reader, run: RunView) -> str | None:
+    """The run that was created beside this one, if it is still there."""
+    twin, before = run.config.make_twin(), run.run.removesuffix("-fedavg")
+    if twin is None and before == run.run:
+        return None
+    known = {other.config["name"]: other.config for other in store.compared([twin.name if twin else before])}
+    if twin is not None:
+        return twin.name if twin.name in known else None
+    return before if known.get(before, {}).get("also") else None
 
 
 def _count_examples(run: RunView) -> int | None:
@@ -123,7 +137,7 @@ def _newest_round(run: RunView) -> int:
 def charts(
     evaluations: Sequence[EvaluationView], training: Mapping[int, float], rounds: int
 ) -> tuple[LineChart, ...]:
-    """Accuracy and loss by round, one curve an evaluator; what has no data is left out."""
+    """Accuracy and loss by round: a curve an evaluator, thin ones of shadows; what has no data is left out."""
     accuracy: dict[str, list[tuple[int, float]]] = {}
     loss: dict[str, list[tuple[int, float]]] = {}
     for found in evaluations:
@@ -132,11 +146,24 @@ def charts(
         if found.accuracy is not None:
             accuracy.setdefault(found.client, []).append((found.round, found.accuracy))
     loss[TRAINING] = list(training.items())
+    shadows = curves_of_shadows(evaluations)
+    thin = tuple(shadows)
+    for name, curve in shadows.items():
+        accuracy[name] = [(at, score.accuracy) for at, score in curve if score.accuracy is not None]
+        loss[name] = [(at, score.loss) for at, score in curve if score.loss is not None]
     drawn = (
         line_chart(
-            "accuracy", "Accuracy by round", accuracy, write=percent, tick=_percent_tick, last_round=rounds
+            "accuracy",
+            "Accuracy by round",
+            accuracy,
+            write=percent,
+            tick=_percent_tick,
+            last_round=rounds,
+            thin=thin,
         ),
-        line_chart("loss", "Loss by round", loss, write=number, tick=_plain_tick, last_round=rounds),
+        line_chart(
+            "loss", "Loss by round", loss, write=number, tick=_plain_tick, last_round=rounds, thin=thin
+        ),
     )
     return tuple(chart for chart in drawn if chart is not None)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.database.aggregations import AggregationInput, Update
-from server.database.step.facts import AggregationFacts
+from server.database.step.facts import AggregationFacts, ShadowFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
@@ -26,6 +26,7 @@ from shared.aggregation.round_end import (
     close_round,
     unmask_totals,
 )
+from shared.aggregation.shadows import Shadow, ShadowMaker
 from shared.algorithms.base import UpdateInfo
 from shared.problems import IllegalTransition, StorageUnavailable
 from shared.schemas import SumTotals, TensorKind
@@ -34,6 +35,24 @@ from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
 
 __all__ = ["Aggregation", "close_stored"]
+
+
+@dataclass(frozen=True)
+class _TimedShadow:
+    shadow: Shadow
+    seconds: float
+
+    @property
+    def facts(self) -> ShadowFacts:
+        shadow = self.shadow
+        return ShadowFacts(
+            name=shadow.name,
+            model=_digest(shadow.scored),
+            bytes=None if shadow.scored is None else shadow.scored.bytes,
+            weights={row.index: row.weight for row in shadow.rows},
+            reason=shadow.reason,
+            seconds=self.seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,8 +87,10 @@ class Aggregation:
             with ExitStack() as held:
                 return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
         with self.blobs.workspace() as folder, ExitStack() as held:
-            result = close_stored(given, intact, self._holder(held), folder, moves=self.moves)
-            facts = self._facts(result)
+            path = self._holder(held)
+            result = close_stored(given, intact, path, folder, moves=self.moves)
+            shadows = self._make_shadows(given, result, path, folder)
+            facts = self._facts(result, shadows)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
         self._pause_for_drill()
@@ -135,7 +156,28 @@ class Aggregation:
             f"the round goes on without it at {until:%H:%M} UTC"
         )
 
-    def _facts(self, result: RoundResult) -> AggregationFacts:
+    def _make_shadows(
+        self, given: AggregationInput, result: RoundResult, path: Callable[[str], Path], folder: Path
+    ) -> list[_TimedShadow]:
+        """Of a round that is scored and has a model of its own."""
+        if result.files is None or not given.config.is_scored(given.round):
+            return []
+        maker = ShadowMaker(
+            config=given.config,
+            manifest=given.manifest,
+            start=_find_start(given, path),
+            result=result,
+            all_clients=_list_contributions(given),
+            number=given.round,
+        )
+        made = []
+        for place, weighting in enumerate(given.config.shadow):
+            began = time.perf_counter()
+            shadow = maker.make(weighting, folder / f"shadow-{place}")
+            made.append(_TimedShadow(shadow, time.perf_counter() - began))
+        return made
+
+    def _facts(self, result: RoundResult, shadows: Sequence[_TimedShadow]) -> AggregationFacts:
         """A round without weight made nothing and keeps the old model; its ledger says why."""
         made = result.files
         files = (made.model, made.scored, made.broadcast, made.private) if made else (None,) * 4
@@ -146,10 +188,11 @@ class Aggregation:
             broadcast=broadcast,
             private=private,
             ledger=result.rows,
-            blobs=self._adopt(files),
+            blobs=self._adopt([*files, *(timed.shadow.scored for timed in shadows)]),
             memory=result.memory,
             adjustment=result.adjustment,
             sums=_number_sums(result),
+            shadows=tuple(timed.facts for timed in shadows),
         )
 
     def _adopt(self, files: Iterable[Written | None]) -> dict[str, int]:
@@ -175,9 +218,7 @@ def close_stored(
 
     ``moves``: what was measured at the uploads, which is not measured again.
     """
-    start = (given.start_broadcast, given.start_private)
-    broadcast, private = (None if digest is None else path(digest) for digest in start)
-    started = Start(path(given.start_model), broadcast, private, given.start_memory)
+    started = _find_start(given, path)
     if given.secure is not None:
         paths = [path(update.digest) for update in updates]
         return close_masked_round(
@@ -200,8 +241,18 @@ def close_stored(
         )
         for update in updates
     ]
-    everyone = [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
+    everyone = _list_contributions(given)
     return close_round(given.config, given.manifest, started, arrived, everyone, folder, number=given.round)
+
+
+def _find_start(given: AggregationInput, path: Callable[[str], Path]) -> Start:
+    start = (given.start_broadcast, given.start_private)
+    broadcast, private = (None if digest is None else path(digest) for digest in start)
+    return Start(path(given.start_model), broadcast, private, given.start_memory)
+
+
+def _list_contributions(given: AggregationInput) -> list[Contribution]:
+    return [Contribution(row.index, row.examples, row.discrepancy) for row in given.trainers]
 
 
 _NOTHING_MADE = AggregationFacts(model=None, scored=None, broadcast=None, private=None, ledger=())

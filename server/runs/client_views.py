@@ -122,6 +122,7 @@ def round_for(client: str, view: RoundView) -> RoundView:
         reason=None,
         ledger=tuple(_own_row(row, hidden) for row in _own(client, view.ledger)),
         evaluations=_own(client, view.evaluations),
+        shadows=(),  # their weights are of others, too
         sums=Sums(
             clients=len(view.ledger),
             arrived=sum(row.status.has_uploaded for row in view.ledger),

@@ -36,22 +36,28 @@ class Control:
     clock: Callable[[], dt.datetime]
 
     def create(self, request: RunRequest, actor: str) -> None:
-        """An enrolling run named ``request.config.name``. Imports PyTorch and may build a model.
+        """An enrolling run named ``request.config.name``, and its twin if it has one, from the same model.
+
+        Imports PyTorch and may build a model.
 
         Raises NameTaken, QuotaExceeded, and what :func:`server.runs.initial.make_initial` raises.
         """
         self.space.check(None, 0)
-        self._check_free(request.config.name)  # before the model is built; the table's key decides
+        twin = request.config.make_twin()
+        configs = [request.config] if twin is None else [request.config, twin]
+        for config in configs:
+            self._check_free(config.name)  # before the model is built; the table's key decides
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
-        self.store.create_run(
-            request.config,
-            classes=initial.classes,
-            manifest=initial.manifest,
-            initial_model=initial.digest,
-            initial_bytes=initial.bytes,
-            actor=actor,
-            now=self.clock(),
-        )
+        for config in configs:
+            self.store.create_run(
+                config,
+                classes=initial.classes,
+                manifest=initial.manifest,
+                initial_model=initial.digest,
+                initial_bytes=initial.bytes,
+                actor=actor,
+                now=self.clock(),
+            )
 
     def _check_free(self, name: str) -> None:
         try:

@@ -40,6 +40,7 @@ def make_initial(
     check_features(config, load_algorithm(config.algorithm))  # before a model is built
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
+    _check_shadows(config)
     _check_target(config, found.classes)
     size = largest_bytes(update_tensors(config, found.manifest))
     if size > max_update_bytes:
@@ -99,6 +100,16 @@ _NOT_HERE = {
     Need.DATA: "labelled examples where rounds are aggregated: a coordinator has none, and evaluators are "
     "sent no single updates",
 }
+
+
+def _check_shadows(config: RunConfig) -> None:
+    """What the configuration does not tell of somebody's own weightings."""
+    for shadow in config.shadow:
+        loaded = load_weighting(shadow)
+        if loaded.remembers or loaded.needs & set(_NOT_HERE):
+            raise InvalidConfiguration(
+                f"shadow: {shadow.kind} needs its earlier rounds, label counts or data, which a shadow has not"
+            )
 
 
 def _check_needs(config: RunConfig) -> None:

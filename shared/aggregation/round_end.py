@@ -17,7 +17,16 @@ from shared.capping import cap_ledger
 from shared.config import RunConfig
 from shared.schemas import TensorKind, TensorSpec
 from shared.weightings import Contribution, LedgerEntry, find_taken, load_weighting, weigh
-from shared.weightings.base import UNCHANGED, Adjustment, Memory, Need, WeightingRound, make_entry
+from shared.weightings.base import (
+    UNCHANGED,
+    Adjustment,
+    Memory,
+    Need,
+    Weighed,
+    Weighting,
+    WeightingRound,
+    make_entry,
+)
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated, UpdateFile
@@ -28,7 +37,17 @@ if TYPE_CHECKING:
     from shared.secure.ring import RingVector
     from shared.weightings.base import Totals
 
-__all__ = ["Arrived", "RoundResult", "Start", "close_masked_round", "close_round", "unmask_totals"]
+__all__ = [
+    "Arrived",
+    "RoundResult",
+    "Start",
+    "close_masked_round",
+    "close_round",
+    "combine_updates",
+    "explain_weightless",
+    "unmask_totals",
+    "weigh_updates",
+]
 
 
 @dataclass(frozen=True)
@@ -58,7 +77,8 @@ class Arrived:
 class RoundResult:
     """``files`` are the next model and its groups (None: no update has weight, ``weightless`` says why).
 
-    ``sums`` are all that is known of a masked round; it has no rows.
+    ``sums`` are all that is known of a masked round; it has no rows. ``believed`` are the updates that could
+    be weighed.
     """
 
     rows: tuple[LedgerEntry, ...]
@@ -67,6 +87,7 @@ class RoundResult:
     adjustment: Adjustment
     weightless: str | None = None
     sums: RoundSums | None = None
+    believed: tuple[Arrived, ...] = ()
 
 
 def close_round(
@@ -85,15 +106,46 @@ def close_round(
     ``all_clients`` are all trainers enrolled, whether drawn for round ``number`` or not. ``proxy`` is for
     weightings that need data.
     """
-    from shared.aggregation import UpdateFile, aggregate
     from shared.aggregation.figures import find_cosines, find_excess
-    from shared.algorithms import load_algorithm
 
-    weighting = load_weighting(config.weighting)
     parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
     moves = {} if config.secure is not None else _measure(start.model, arrived, parameters)
     beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
-    believed = [update for update in arrived if update.info.index not in beyond]
+    believed = tuple(update for update in arrived if update.info.index not in beyond)
+    weighed = weigh_updates(
+        config, config.weighting, parameters, start, believed, all_clients, number=number, proxy=proxy
+    )
+    paths = {update.info.index: update.path for update in believed if moves}
+    cosines = find_cosines(start.model, paths, moves, parameters)
+    told = _describe([*weighed.rows, *_leave_out(arrived, beyond)], moves, cosines)
+    if not any(row.weight > 0 for row in weighed.rows):
+        return RoundResult(told, None, start.memory, UNCHANGED, explain_weightless(told))
+    if config.secure is not None:
+        summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
+        return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
+    made = combine_updates(
+        config, manifest, start, believed, len(all_clients), weighed, folder, number=number
+    )
+    if made.shares is not None:
+        told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
+    return RoundResult(told, made, weighed.memory, weighed.adjustment, believed=believed)
+
+
+def weigh_updates(
+    config: RunConfig,
+    weighting: Weighting,
+    parameters: Sequence[TensorSpec],
+    start: Start,
+    believed: Sequence[Arrived],
+    all_clients: Sequence[Contribution],
+    *,
+    number: int,
+    proxy: ProxyExamples | None,
+) -> Weighed:
+    """What each of the updates counts, with the run's cap on weights."""
+    from shared.aggregation import UpdateFile
+
+    weighting = load_weighting(weighting)
     known = [update.known for update in believed]
     taken = find_taken(weighting, known)
     of_taken = {row.index for row in taken}
@@ -111,26 +163,40 @@ def close_round(
         **_look_at(weighting.needs, start.model, files, parameters, proxy),
     )
     weighed = weigh(weighting, known, round)
-    rows = cap_ledger(tuple(weighed.rows), config.max_weight)
-    paths = {update.info.index: update.path for update in believed if moves}
-    cosines = find_cosines(start.model, paths, moves, parameters)
-    told = _describe([*rows, *_leave_out(arrived, beyond)], moves, cosines)
-    if not any(row.weight > 0 for row in rows):
-        reasons = sorted({row.reason for row in told if row.reason})
-        why = "; ".join(reasons) or "no update that arrived can be read"
-        return RoundResult(told, None, start.memory, UNCHANGED, why)
-    if config.secure is not None:
-        summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
-        return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
-    made = aggregate(
+    return replace(weighed, rows=cap_ledger(tuple(weighed.rows), config.max_weight))
+
+
+def explain_weightless(rows: Sequence[LedgerEntry]) -> str:
+    """Why no update of the round counts, from what their rows say."""
+    return (
+        "; ".join(sorted({row.reason for row in rows if row.reason})) or "no update that arrived can be read"
+    )
+
+
+def combine_updates(
+    config: RunConfig,
+    manifest: Sequence[TensorSpec],
+    start: Start,
+    believed: Sequence[Arrived],
+    clients: int,
+    weighed: Weighed,
+    folder: Path,
+    *,
+    number: int,
+) -> Aggregated:
+    """The model that the updates make with these weights, at least one of which is above 0."""
+    from shared.aggregation import UpdateFile, aggregate
+    from shared.algorithms import load_algorithm
+
+    return aggregate(
         algorithm=load_algorithm(config.algorithm),
         manifest=manifest,
         model=start.model,
         broadcast=start.broadcast,
         private=start.private,
         updates=[UpdateFile(update.info, update.path) for update in believed],
-        weights={row.index: row.weight for row in rows if row.included},
-        clients=len(all_clients),
+        weights={row.index: row.weight for row in weighed.rows if row.included},
+        clients=clients,
         local=config.local,
         buffers=config.buffers,
         folder=folder,
@@ -139,9 +205,6 @@ def close_round(
         number=number,
         seed=config.seed,
     )
-    if made.shares is not None:
-        told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
-    return RoundResult(told, made, weighed.memory, weighed.adjustment)
 
 
 def _measure(model: Path, arrived: Sequence[Arrived], parameters: Sequence[TensorSpec]) -> dict[int, Move]:

@@ -248,6 +248,7 @@ class Weighting(Frozen):
     citation: ClassVar[str]
     asks: ClassVar[frozenset[Need]] = frozenset()
     goes_by_rounds: ClassVar[bool] = False  # whether weights depend on how many rounds the run has in all
+    remembers: ClassVar[bool] = False  # whether weights depend on those of earlier rounds
 
     kind: str
 
@@ -269,6 +270,21 @@ class Weighting(Frozen):
     def proxy_size(self) -> tuple[int, int]:
         """How many labelled examples it learns on, where it needs data, and how many at once."""
         return 200, 128
+
+    @property
+    def label(self) -> str:
+        """Its kind, and the options that are not as by default.
+
+        >>> from shared.weightings.disco import DiscoWeighting
+        >>> DiscoWeighting(a=0.2).label
+        'disco a=0.2'
+        """
+        usual = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in type(self).model_fields.items()
+        }
+        chosen = {name: value for name, value in self if name != "kind" and value != usual[name]}
+        return " ".join([self.kind, *(f"{name}={value}" for name, value in chosen.items())])
 
     def find_dependence(self) -> str | None:
         """Why a client cannot compute its score alone, from two sums over all clients; None if it can."""

@@ -37,6 +37,7 @@ class FedAdpWeighting(Weighting):
         "Cognitive Communications and Networking 7(4), 2021."
     )
     asks: ClassVar[frozenset[Need]] = frozenset({Need.UPDATES})
+    remembers: ClassVar[bool] = True
 
     kind: Literal["fedadp"] = "fedadp"
     alpha: float = Field(5.0, gt=0, le=100, description="how much the angle decides")

@@ -38,6 +38,7 @@ class FedAwaWeighting(Weighting):
         "Federated Learning Using Client Vectors. CVPR 2025."
     )
     asks: ClassVar[frozenset[Need]] = frozenset({Need.UPDATES})
+    remembers: ClassVar[bool] = True
 
     kind: Literal["fedawa"] = "fedawa"
     steps: int = Field(1, ge=1, le=1000, description="of Adam in a round")

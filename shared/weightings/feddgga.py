@@ -32,6 +32,7 @@ class FedDgGaWeighting(Weighting):
     )
     asks: ClassVar[frozenset[Need]] = frozenset({Need.START_LOSS, Need.END_LOSS})
     goes_by_rounds: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
     kind: Literal["feddgga"] = "feddgga"
     step: float = Field(0.2, gt=0, le=1, description="of the first change, in shares of an equal weight")

@@ -46,6 +46,9 @@ def test_a_run_that_is_gone_on_with_gives_the_same_bits(kind: str, tmp_path: Pat
     whole = run(config, tmp_path / "whole.jsonl")
     for until in (1, 2, None):
         pieces = run(config, tmp_path / "pieces.jsonl", until=until)
+        if until == 1:  # what it declares is so
+            checkpoint = json.loads((tmp_path / "pieces.jsonl.checkpoint" / "checkpoint.json").read_text())
+            assert bool(checkpoint["memory"]) == config.weighting.remembers
     assert pieces == whole
     for one, other in zip(rounds(tmp_path / "whole.jsonl"), rounds(tmp_path / "pieces.jsonl"), strict=True):
         assert one["weights"] == other["weights"]

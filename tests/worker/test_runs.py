@@ -43,7 +43,7 @@ def _rounds(at: Live) -> list[dict[str, Any]]:
 
 
 def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path: Path) -> None:
-    create(at, partition="niid1:2:0.5", weighting={"kind": "disco"})
+    create(at, partition="niid1:2:0.5", weighting={"kind": "disco"}, shadow=["sizes"])
     judge = _judge(at, tmp_path)
     crew = [*(worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)), judge]
     assert [member.join() for member in crew] == [0, 0, 0]
@@ -63,7 +63,11 @@ def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path:
         assert math.isclose(row["discrepancy"], discrepancy(counts, "uniform"), rel_tol=1e-12)
     for row in _rounds(at):
         assert [entry["steps"] for entry in row["ledger"]] == [3, 3]
-        assert [evaluation["client"] for evaluation in row["evaluations"]] == ["judge"]
+        (evaluation,) = row["evaluations"]
+        assert evaluation["client"] == "judge"
+        shadow = evaluation["shadows"]["sizes"]
+        assert shadow["loss"] != evaluation["loss"]
+        assert abs(shadow["loss"] - evaluation["loss"]) < 1, "one step away"
     assert {row["status"] for row in run["enrolments"]} == {"finished"}  # all have seen the end
     assert "demo round 2: 3 steps, loss " in crew[0].log
     assert "demo: completed" in crew[2].log

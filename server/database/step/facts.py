@@ -21,6 +21,7 @@ __all__ = [
     "EnrolmentFacts",
     "Facts",
     "FailureFacts",
+    "ShadowFacts",
     "UpdateFacts",
 ]
 
@@ -57,6 +58,21 @@ class DiscrepancyFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowFacts:
+    """The model that another weighting made of the round's updates: its digest, or why there is none.
+
+    ``weights`` are by client index; ``seconds`` is how long making it took.
+    """
+
+    name: str
+    model: str | None
+    bytes: int | None
+    weights: Mapping[int, float]
+    reason: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFacts:
     """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
 
@@ -74,6 +90,7 @@ class AggregationFacts:
     memory: Memory = field(default_factory=dict)
     adjustment: Adjustment = UNCHANGED
     sums: Mapping[str, float] = field(default_factory=dict)
+    shadows: tuple[ShadowFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from server.database.session import Reading, Statement
 from server.database.step.change import Change
 from server.database.step.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
-from server.database.tables import Words, evaluations, participants, rounds
+from server.database.tables import Words, evaluations, participants, rounds, shadows
 from server.lifecycle.events import RewindRequested, UpdateReceived
 from server.lifecycle.state import Participant, Round
 from server.lifecycle.views import relative_sizes
@@ -104,9 +104,20 @@ def _update_round(change: Change, before: Round, after: Round) -> list[Statement
         rows = [key | _ledger_values(entry) for entry in change.facts.ledger]
         if rows:
             statements.append((_LEDGER_ROW, rows))
+        if change.facts.shadows and after.status is RoundStatus.COMPLETED:
+            statements.append((shadows.insert(), _shadow_rows(change, after, change.facts)))
         if after.secure is not None:  # nobody's weight is known, but whose updates are in the sum
             statements.append((_INCLUDED, key))
     return statements
+
+
+def _shadow_rows(change: Change, round: Round, facts: AggregationFacts) -> list[dict[str, Any]]:
+    key = {"run": change.run, "round": round.number, "attempt": round.attempt}
+    # JSON has no numbers as keys
+    return [
+        key | asdict(shadow) | {"weights": {str(index): p for index, p in shadow.weights.items()}}
+        for shadow in facts.shadows
+    ]
 
 
 def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from server.database.tables import (
     clients,
     deletions,
     enrolments,
+    evaluations,
     events,
     installation,
     metadata,
     participants,
     rounds,
     runs,
+    shadows,
 )
 from server.lifecycle.events import TimePassed
 from shared.config import RunConfig
@@ -548,6 +550,30 @@ def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None
     downgrade(empty_database_url, "0010")
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT run, version FROM runs")).all() == [("demo", 1)]
+    engine.dispose()
+
+
+def test_rounds_of_before_schema_0022_have_no_shadows(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0022")
+    downgrade(empty_database_url, "0015")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        insert_run(connection, "demo", "running")
+        values = {"client": "judge", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
+        connection.execute(evaluations.insert().values(**score, at=at))
+    upgrade(empty_database_url, "0022")
+    with engine.begin() as connection:
+        found = connection.execute(sa.select(evaluations.c.client, evaluations.c.shadows)).all()
+        assert found == [("judge", None)]
+        assert connection.scalar(sa.select(sa.func.count()).select_from(shadows)) == 0
+        connection.execute(evaluations.update().values(shadows={"sizes": {"loss": 1.0}}))
+    downgrade(empty_database_url, "0015")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT client, examples FROM evaluations")).all() == [("judge", 5)]
+    assert not sa.inspect(engine).has_table("shadows")
     engine.dispose()
 
 
