@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from feddisco.admin import Client
     from feddisco.loaded import LoadedModel, load
     from feddisco.local_runs import Result, simulate
+    from feddisco.sweeping import SweepResult, sweep
     from shared.algorithms.base import Algorithm, AlgorithmParameters, Combined, LocalRound, ServerRound
     from shared.config import RunConfig
     from shared.data import Examples, Unlabelled
@@ -30,6 +31,7 @@ _PLACES = {
     "Result": "feddisco.local_runs",
     "RunConfig": "shared.config",
     "ServerRound": "shared.algorithms.base",
+    "SweepResult": "feddisco.sweeping",
     "Task": "shared.tasks.base",
     "Unlabelled": "shared.data",
     "Weighed": "shared.weightings.base",
@@ -38,6 +40,7 @@ _PLACES = {
     "load": "feddisco.loaded",
     "make_rows": "shared.weightings.base",
     "simulate": "feddisco.local_runs",
+    "sweep": "feddisco.sweeping",
 }
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "ServerRound",
+    "SweepResult",
     "Task",
     "Unlabelled",
     "Weighed",
@@ -59,6 +63,7 @@ __all__ = [
     "load",
     "make_rows",
     "simulate",
+    "sweep",
 ]
 
 

@@ -281,7 +281,9 @@ def create_run(
         if not if_absent:
             raise
         return f"Run {config.name} already exists and is left as it is."
-    return f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
+    said = f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
+    twin = config.make_twin()
+    return said if twin is None else f"{said} Beside it, {twin.name}: /compare?runs={view.run},{twin.name}"
 
 
 def make_run_request(client: AdminClient, config: RunConfig, weights: Path | None = None) -> RunRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import shutil
 import tempfile
 import weakref
@@ -16,9 +15,9 @@ import torch
 
 from feddisco.admin import check_config, load_config
 from feddisco.loaded import LoadedModel, load
+from feddisco.result_tables import import_pandas, scores_of
 from shared.config import RunConfig
 from shared.model_files import ModelFacts, read_tensors, write_model
-from shared.problems import InvalidConfiguration
 from shared.tasks import task_of
 from shared.wire.tensors import tied_names
 from simulation.results import Results
@@ -54,12 +53,8 @@ class Result:
     @property
     def rounds(self) -> pd.DataFrame:
         """A row a round: its scores, seconds and the model's digest."""
-        found = []
-        for line in self._rounds():
-            plain = {name: line[name] for name in ("round", "accuracy", "loss", "seconds", "model")}
-            categories = {f"accuracy: {name}": value for name, value in line["per_category"].items()}
-            found.append(plain | line["measures"] | categories)
-        frame: pd.DataFrame = _pandas().DataFrame(found)
+        found = [scores_of(line) for line in self._rounds()]
+        frame: pd.DataFrame = import_pandas().DataFrame(found)
         return frame.set_index("round") if found else frame
 
     @property
@@ -71,7 +66,7 @@ class Result:
             for line in self._rounds()
             for cells in zip(*(line[name] for name in columns), strict=True)
         ]
-        frame: pd.DataFrame = _pandas().DataFrame(rows)
+        frame: pd.DataFrame = import_pandas().DataFrame(rows)
         return frame
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -98,15 +93,6 @@ class Result:
 def _cells(line: Mapping[str, Any]) -> list[str]:
     values = (line["accuracy"], line["loss"], line["seconds"])
     return [str(line["round"]), *("" if value is None else f"{value:.4f}" for value in values)]
-
-
-def _pandas() -> Any:
-    try:
-        return importlib.import_module("pandas")
-    except ModuleNotFoundError:
-        raise InvalidConfiguration(
-            "tables need pandas, which is not installed.", hint="pip install 'feddisco[tables]'"
-        ) from None
 
 
 def simulate(

@@ -345,6 +345,88 @@ def simulate_run(
     )
 
 
+@app.command("sweep")
+def sweep_runs(
+    config: Annotated[str, typer.Argument(help="A configuration file, or `demo`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the result files; the same call goes on with them.")],
+    choices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting and its values, as weighting.a=0,0.5,1; several are all combined."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each combination, from the file's on.")] = 1,
+    data: Annotated[Path | None, typer.Option(help="Folder or archive with the data.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for decoded images, kept for later runs.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Number of runs side by side, one core each.")] = 1,
+    kernels: Kernels = "torch",
+    device: Device = "cpu",
+) -> None:
+    """Simulate a configuration with several values of its settings, and over several seeds.
+
+    The exit code is 1 if a run failed, or another process is doing it.
+    """
+    from feddisco.admin import load_config
+    from feddisco.sweeping import read_choice, sweep, vary
+
+    given, asked = load_config(config), [read_choice(text) for text in choices or ()]
+    found = dict(asked)
+    if len(found) < len(asked):
+        raise InvalidConfiguration("--set names the same setting twice.", hint="Write all values into one.")
+    _echo(f"{len(vary(given, found, seeds))} runs, {given.rounds} rounds each, into {out}")
+    import torch
+
+    torch.set_num_threads(1)
+    swept = sweep(
+        given,
+        found,
+        seeds=seeds,
+        out=out,
+        data=data,
+        cache=cache,
+        processes=processes,
+        kernels=kernels,
+        device=device,
+        say=_echo,
+    )
+    raise typer.Exit(0 if all(end.state == "done" for end in swept.ended) else 1)
+
+
+@app.command("table")
+def tabulate(
+    files: Annotated[list[Path], typer.Argument(help="Result files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The table's file: .csv or .parquet.")],
+    by: Annotated[
+        Literal["round", "run"],
+        typer.Option(help="What a row is: a round of a run, or a whole run with its last and best score."),
+    ] = "round",
+) -> None:
+    """Write result files of simulations as one table, with the settings in which the runs differ."""
+    from feddisco.result_tables import list_files, tabulate_rounds, tabulate_runs, write_table
+
+    table = (tabulate_runs if by == "run" else tabulate_rounds)(list_files(files))
+    write_table(table, out)
+    _echo(f"{len(table.rows)} rows, {len(table.columns)} columns: {out}")
+
+
+@app.command("plot")
+def plot_results(
+    files: Annotated[list[Path], typer.Argument(help="Result files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The picture's file: .svg, .png or .pdf.")],
+    measure: Annotated[
+        str, typer.Option(help="accuracy, loss, or another score of the rounds.")
+    ] = "accuracy",
+) -> None:
+    """Draw result files of simulations by round; seeds of like runs are a mean and its standard deviation."""
+    from feddisco.plotting import plot
+    from feddisco.result_tables import list_files
+
+    curves = plot(list_files(files), out, measure)
+    _echo(f"{len(curves)} curves: {out}")
+
+
 @app.command("reproduce")
 def reproduce_table(
     table: Annotated[str, typer.Argument(help="A table of experiments/tables, or `all`.")],

@@ -1,0 +1,186 @@
+"""Result files of simulations as tables: for a spreadsheet, a DataFrame, a plot."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
+from shared.scores import rank
+from simulation.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "ResultFile",
+    "Row",
+    "Table",
+    "import_pandas",
+    "list_files",
+    "read_results",
+    "scores_of",
+    "tabulate_rounds",
+    "tabulate_runs",
+    "write_table",
+]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """A run's configuration, flat as ``weighting.a``, and the lines of its rounds."""
+
+    run: str
+    seed: int
+    flat: Mapping[str, Any]
+    rounds: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that may lack some of the ``columns``."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """As a DataFrame. Raises InvalidConfiguration if pandas is not installed."""
+        frame: pd.DataFrame = import_pandas().DataFrame(list(self.rows), columns=list(self.columns))
+        return frame
+
+
+def list_files(given: Iterable[Path]) -> list[Path]:
+    """The files themselves, and of folders the result files in them. Raises InvalidConfiguration for none."""
+    paths = list(given)
+    found = [path for each in paths for path in (sorted(each.glob("*.jsonl")) if each.is_dir() else [each])]
+    if not found:
+        raise InvalidConfiguration(
+            f"There are no result files (*.jsonl) in {', '.join(map(str, paths))}.",
+            hint="Name files or folders that `feddisco simulate` or `feddisco sweep` has written.",
+        )
+    return found
+
+
+def read_results(path: Path) -> ResultFile:
+    """Raises InvalidConfiguration for what is no result file."""
+    try:
+        lines = Results(path).lines()
+        config = RunConfig.model_validate(lines[0]["config"])
+    except (OSError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"{path} is no result file of a simulation: {error or 'it is empty'}."
+        ) from None
+    rounds = tuple(line for line in lines if line["kind"] == "round")
+    return ResultFile(config.name, config.seed, dict(_flatten(config.model_dump(mode="json"))), rounds)
+
+
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield (
+                f"{prefix}{name}",
+                value if isinstance(value, str | int | float | None) else json.dumps(value),
+            )
+
+
+def _differing(files: Sequence[ResultFile]) -> list[str]:
+    """Settings in which the runs differ, beside name and seed."""
+    names = dict.fromkeys(name for file in files for name in file.flat)
+    of_itself = {"name", "seed", "partition.seed"}
+    return [
+        name
+        for name in names
+        if name not in of_itself and len({repr(file.flat.get(name)) for file in files}) > 1
+    ]
+
+
+def _head(file: ResultFile, differing: Sequence[str]) -> Row:
+    return {"run": file.run, "seed": file.seed} | {name: file.flat.get(name) for name in differing}
+
+
+def tabulate_rounds(paths: Sequence[Path]) -> Table:
+    """A row for each round of each run: settings that differ, scores, seconds, the model's digest."""
+    files = [read_results(path) for path in paths]
+    differing = _differing(files)
+    rows = [_head(file, differing) | scores_of(line) for file in files for line in file.rounds]
+    return Table(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows))
+
+
+def scores_of(line: Row) -> Row:
+    """A round's line as a row: scores, by category and of shadows too, seconds, the model's digest."""
+    plain = {name: line[name] for name in ("round", "accuracy", "loss", "seconds", "model")}
+    categories = {f"accuracy: {name}": value for name, value in line["per_category"].items()}
+    shadows = {
+        f"shadow {name}: {score}": made[score]
+        for name, made in line.get("shadows", {}).items()
+        for score in ("accuracy", "loss")
+    }
+    row: Row = plain | line["measures"] | categories | shadows
+    return row
+
+
+def tabulate_runs(paths: Sequence[Path]) -> Table:
+    """A row for each run: settings that differ, rounds, last and best accuracy, last loss, seconds."""
+    files = [read_results(path) for path in paths]
+    differing = _differing(files)
+    rows = [_head(file, differing) | _summary(file.rounds) for file in files]
+    return Table(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows))
+
+
+def _summary(rounds: Sequence[Row]) -> Row:
+    scored = [line for line in rounds if line["accuracy"] is not None or line["loss"] is not None]
+    accuracy = {line["round"]: line["accuracy"] for line in scored}
+    best = next(iter(rank(accuracy, "accuracy")), None)
+    return {
+        "rounds": len(rounds),
+        "last accuracy": scored[-1]["accuracy"] if scored else None,
+        "last loss": scored[-1]["loss"] if scored else None,
+        "best accuracy": None if best is None else accuracy[best],
+        "best round": best,
+        "seconds": round(sum(line["seconds"] for line in rounds), 3),
+    }
+
+
+def write_table(table: Table, out: Path) -> None:
+    """As CSV, or as Parquet where the name ends so.
+
+    Raises:
+        InvalidConfiguration: another ending, or what Parquet needs is not installed.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".csv":
+        with out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, table.columns)
+            writer.writeheader()
+            writer.writerows(table.rows)
+    elif out.suffix == ".parquet":
+        try:
+            table.frame.to_parquet(out, index=False)
+        except ImportError:
+            raise InvalidConfiguration(
+                "Parquet needs pyarrow, which is not installed.",
+                hint="pip install 'feddisco[tables]' pyarrow",
+            ) from None
+    else:
+        raise InvalidConfiguration(f"{out}: a table is written as .csv or .parquet.")
+
+
+def import_pandas() -> Any:
+    """Raises InvalidConfiguration if it is not installed."""
+    try:
+        return importlib.import_module("pandas")
+    except ModuleNotFoundError:
+        raise InvalidConfiguration(
+            "tables need pandas, which is not installed.", hint="pip install 'feddisco[tables]'"
+        ) from None
