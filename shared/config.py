@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
+from shared.metric_names import check_metric
 from shared.presets import expanded
 from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
@@ -360,6 +361,11 @@ class RunConfig(Frozen):
     keep: Literal["last", "best"] = Field(
         "last",
         description="which round's model the run ends with; best: by stop_when's metric or the headline",
+    )
+    metrics: tuple[Annotated[str, AfterValidator(check_metric)], ...] = Field(
+        (),
+        max_length=32,
+        description="further scores of each evaluation: balanced_accuracy, sensitivity:CLASS, ...",
     )
     headline: ScoreName | None = Field(
         None, description="the score that is shown first; None: the accuracy, or the loss where there is none"

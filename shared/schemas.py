@@ -532,6 +532,11 @@ class Metrics(Body):
     examples: int = Field(ge=1, le=2**53)
     per_category: dict[Name, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     extra: dict[Name, float] = Field(default_factory=dict)
+    confusion: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] | None = Field(
+        None,
+        max_length=1000,
+        description="row i, column j: the share of class i's examples that the model takes for class j",
+    )
     shadows: dict[Name, ShadowScore] = Field(
         default_factory=dict, max_length=8, description="by name, what other weightings' models scored"
     )

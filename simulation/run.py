@@ -238,7 +238,7 @@ def _score(workbench: Workbench, tests: _Tests, outcome: RoundOutcome) -> _Score
     workbench.load_model(outcome.scored)
     own = tuple(workbench.evaluate(examples).accuracy for examples in tests.own)
     return _Scores(
-        workbench.evaluate(tests.common),
+        workbench.evaluate(tests.common, metrics=workbench.config.metrics),
         tuple(accuracy for accuracy in own if accuracy is not None),
         None if tests.validation is None else workbench.evaluate(tests.validation),
         dict(_score_shadows(workbench, tests, outcome)),
@@ -251,7 +251,7 @@ def _score_shadows(
     for timed in outcome.shadows:
         if timed.shadow.scored is not None:
             workbench.load_model(timed.shadow.scored.path)
-            yield timed.shadow.name, workbench.evaluate(tests.common)
+            yield timed.shadow.name, workbench.evaluate(tests.common, metrics=workbench.config.metrics)
 
 
 def _read_scores(line: dict[str, Any]) -> Metrics:
@@ -270,6 +270,7 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         **({"validation_accuracy": validation.accuracy} if validation else {}),
         "per_category": metrics.per_category if metrics else {},
         "measures": metrics.extra if metrics else {},
+        **({"confusion": metrics.confusion} if metrics and metrics.confusion else {}),
         "per_client": scores.per_client if scores else (),
         "participants": [result.index for result in outcome.results],
         "weights": [row.weight for row in outcome.ledger],

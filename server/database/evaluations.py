@@ -90,6 +90,7 @@ def _require_same(connection: Reading, key: Mapping[str, Any], metrics: Metrics)
         examples=row.examples,
         per_category=row.per_category,
         extra=row.extra,
+        confusion=row.confusion,
         shadows=row.shadows or {},
     )
     if stored != metrics:

@@ -335,6 +335,7 @@ evaluations = sa.Table(
     _column("examples", sa.BigInteger),
     _column("per_category", Json),
     _column("extra", Json),
+    _column("confusion", Json, null=True, comment="shares, by true class and by what the model said"),
     _column("shadows", Json, null=True, comment="scores of the round's shadows, by name"),
     _column("at", UtcDateTime),
 )

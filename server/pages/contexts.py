@@ -37,9 +37,12 @@ __all__ = [
     "ComparePage",
     "ComparedLine",
     "ComparedRow",
+    "ConfusionCell",
+    "ConfusionTable",
     "Connected",
     "CreatePage",
     "FormField",
+    "Headline",
     "InvitationPage",
     "LedgerLine",
     "Offer",
@@ -116,6 +119,25 @@ class CategoryTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionCell:
+    """A share of a true class's examples; ``level`` is it in tenths, for the colour."""
+
+    share: float
+    level: int
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionTable:
+    """``rows``: by true class, the shares by what the model said, both in the contract's order."""
+
+    evaluator: str
+    round: int
+    classes: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[ConfusionCell]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A round's score as one number: of so many evaluators, out of all who score the run."""
 
@@ -124,6 +146,15 @@ class Score:
     examples: int
     evaluators: int
     of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The score that a run chose to be shown first, in words."""
+
+    name: str
+    value: str
+    round: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +221,9 @@ class RunPage(Page):
     loss: Score | None
     open_round: RoundView | None
     participants: Sequence[ParticipantLine]
+    headline: Headline | None
     charts: Sequence[LineChart]
+    confusions: Sequence[ConfusionTable]
     shadow_cost: str | None
     scores: Sequence[ScoreLine]
     categories: Sequence[CategoryTable]

@@ -12,6 +12,7 @@ from server.pages.contexts import (
     CategoryRow,
     CategoryTable,
     ClientRow,
+    Headline,
     ParticipantLine,
     RoundLine,
     RunPage,
@@ -21,6 +22,7 @@ from server.pages.contexts import (
 )
 from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
+from server.pages.metric_words import confusion_tables, metric_charts, name_metric, write_metric
 from server.pages.offers import list_offers
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.shadows import cost_of_shadows, curves_of_shadows
@@ -36,7 +38,7 @@ from shared.schemas import (
     RunView,
     TensorKind,
 )
-from shared.scores import summarise
+from shared.scores import find_score, summarise
 
 __all__ = ["run_page"]
 
@@ -87,7 +89,10 @@ def run_page(
         loss=score(run, evaluations, lambda found: found.loss),
         open_round=open_round,
         participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
-        charts=charts(evaluations, training, run.rounds),
+        headline=_headline(run, evaluations),
+        charts=charts(evaluations, training, run.rounds)
+        + metric_charts(evaluations, run.config.metrics, run.rounds),
+        confusions=confusion_tables(evaluations, run.classes, run.config.metrics),
         shadow_cost=cost_of_shadows(rounds),
         scores=scores(evaluations, training),
         categories=categories(evaluations, run.classes),
@@ -105,6 +110,20 @@ def run_page(
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
+    )
+
+
+def _headline(run: RunView, evaluations: Sequence[EvaluationView]) -> Headline | None:
+    """The score that the run chose to be shown first, if it is another than accuracy and loss."""
+    name = run.config.headline
+    if name is None or name in ("accuracy", "loss"):
+        return None
+    found = score(run, evaluations, lambda evaluation: find_score(evaluation, name))
+    if found is None:
+        return None
+    words = name_metric(name)
+    return Headline(
+        name=words[:1].upper() + words[1:], value=write_metric(name)(found.value), round=found.round
     )
 
 

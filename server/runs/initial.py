@@ -8,6 +8,7 @@ from server.blobs import BlobStore
 from server.runs.layout import update_tensors
 from shared.config import RunConfig
 from shared.features import check_features
+from shared.metric_names import check_metrics
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
 from shared.weightings import load_weighting
@@ -42,6 +43,7 @@ def make_initial(
     _check_needs(config)
     _check_shadows(config)
     _check_target(config, found.classes)
+    check_metrics(config.metrics, found.classes)
     size = largest_bytes(update_tensors(config, found.manifest))
     if size > max_update_bytes:
         raise InvalidConfiguration(
@@ -62,6 +64,7 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
             hint="Upload initial weights and name them in `initial`, as `feddisco run create` does.",
         )
     task = task_of(config)
+    check_metrics(config.metrics, task.classes, task.outputs)
     model = task.build_model(config.model, config.seed)
     with blobs.workspace() as folder:
         written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})

@@ -135,6 +135,11 @@ class Task(ABC):
         """Further numbers of each example (B,), of which an evaluation gives the mean, by name."""
         return {}
 
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
+        """Scores over a whole test set, by name: outputs (N, ...) and targets (N,) of all its examples, on the
+        CPU. What is no finite number is left out."""
+        return {}
+
     def categories(self, targets: Tensor) -> Tensor:
         """The class index of each target, int64 (N,): what the discrepancy counts."""
         return targets

@@ -6,7 +6,7 @@ A worker and the simulation train by this class alone, so that a client's round 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 from shared import wire
 from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.device import is_out_of_memory
+from shared.metric_names import check_metrics
 from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, TensorKind
 from shared.seeds import torch_generator
@@ -91,6 +92,7 @@ class Workbench:
         model = task.build_model(config.model, config.seed)
         self.manifest = manifest_of(model)
         self.model: nn.Module = model.to(device)
+        check_metrics(config.metrics, task.classes, task.outputs)
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
@@ -272,8 +274,10 @@ class Workbench:
         with wire.opened(path) as file:
             load_into(self.model, {spec.name: file.tensor(wire.MODEL, spec.name) for spec in self.manifest})
 
-    def evaluate(self, examples: Examples, batch_size: int = EVALUATION_BATCH) -> Metrics:
-        """The model's scores on examples; in smaller batches where memory runs out."""
+    def evaluate(
+        self, examples: Examples, batch_size: int = EVALUATION_BATCH, *, metrics: Sequence[str] = ()
+    ) -> Metrics:
+        """The model's scores on examples, with further ``metrics``; in smaller batches where memory runs out."""
         while True:
             try:
                 return evaluate(
@@ -282,6 +286,7 @@ class Workbench:
                     examples=examples,
                     device=self.device,
                     batch_size=batch_size,
+                    metrics=metrics,
                 )
             except (RuntimeError, MemoryError) as error:
                 if batch_size == 1 or not is_out_of_memory(error):

@@ -43,7 +43,7 @@ def _rounds(at: Live) -> list[dict[str, Any]]:
 
 
 def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path: Path) -> None:
-    create(at, partition="niid1:2:0.5", weighting={"kind": "disco"}, shadow=["sizes"])
+    create(at, partition="niid1:2:0.5", weighting={"kind": "disco"}, shadow=["sizes"], metrics=["auroc"])
     judge = _judge(at, tmp_path)
     crew = [*(worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)), judge]
     assert [member.join() for member in crew] == [0, 0, 0]
@@ -68,6 +68,7 @@ def test_two_trainers_and_an_evaluator_take_a_run_to_its_end(at: Live, tmp_path:
         shadow = evaluation["shadows"]["sizes"]
         assert shadow["loss"] != evaluation["loss"]
         assert abs(shadow["loss"] - evaluation["loss"]) < 1, "one step away"
+        assert 0 < evaluation["extra"]["auroc"] != shadow["extra"]["auroc"] > 0
     assert {row["status"] for row in run["enrolments"]} == {"finished"}  # all have seen the end
     assert "demo round 2: 3 steps, loss " in crew[0].log
     assert "demo: completed" in crew[2].log

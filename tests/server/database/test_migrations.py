@@ -577,6 +577,26 @@ def test_rounds_of_before_schema_0022_have_no_shadows(empty_database_url: str) -
     engine.dispose()
 
 
+def test_evaluations_of_schema_0022_have_no_confusion_matrix(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0022")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        insert_run(connection, "demo", "running")
+        values = {"client": "judge", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
+        connection.execute(evaluations.insert().values(**score, at=at))
+    upgrade(empty_database_url, "0023")
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(evaluations.c.round, evaluations.c.confusion)).all() == [(0, None)]
+        connection.execute(evaluations.update().values(confusion=[[1.0, 0.0], [0.5, 0.5]]))
+    downgrade(empty_database_url, "0022")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT client, examples FROM evaluations")).all() == [("judge", 5)]
+    engine.dispose()
+
+
 def test_clients_of_schema_0011_are_not_erased(empty_database_url: str) -> None:
     upgrade(empty_database_url, "0011")
     engine = make_engine(empty_database_url)
