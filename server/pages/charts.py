@@ -7,10 +7,12 @@ grows to the right and ``y`` grows *downwards*: the top of the plot is 0, its fo
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 __all__ = ["Curve", "LineChart", "Mark", "Scale", "Tick", "bar", "line_chart", "nice_ticks", "whole_ticks"]
 
@@ -39,7 +41,8 @@ class Mark:
 class Curve:
     """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed.
 
-    ``band`` is the outline of the area around it, empty for none; a thin one stands behind the others.
+    ``band`` is the outline of the area around it, empty for none; a thin one stands behind the others. ``readings`` are
+    all points as JSON, (round, x, y, value in words, value), for who reads them one by one. ``best`` is marked.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Curve:
     last: str
     band: str = ""
     is_thin: bool = False
+    readings: str = ""
+    best: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class LineChart:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
+    from_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +126,16 @@ def line_chart(
     last_round: int = 0,
     bands: Mapping[str, Sequence[tuple[int, float, float]]] = MappingProxyType({}),
     thin: Collection[str] = (),
+    best: Literal["highest", "lowest"] | None = None,
+    from_zero: bool = False,
 ) -> LineChart | None:
     """Values by round, one curve a name. ``None`` when there is nothing to draw.
 
     ``write`` formats a value where it is read alone, ``tick`` beside the axis. The x axis begins at round
     0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
     unfinished run leaves room for the rounds to come. ``bands`` are (round, low, high) around a curve;
-    ``thin`` are the names of curves that are drawn thin.
+    ``thin`` are the names of curves that are drawn thin. ``best``: which value of a curve is marked.
+    ``from_zero``: the y axis has the zero on it.
     """
     points = [point for curve in curves.values() for point in curve]
     if not points:
@@ -134,6 +143,7 @@ def line_chart(
     last = max(last_round, *(round for round, _ in points))
     values = [value for _, value in points]
     values += [edge for band in bands.values() for _, low, high in band for edge in (low, high)]
+    values += [0.0] if from_zero else []
     levels = nice_ticks(min(values), max(values))
     across, up = Scale(0, last), Scale(levels[0], levels[-1])
     return LineChart(
@@ -146,11 +156,29 @@ def line_chart(
             replace(
                 _curve(name, style, sorted(curve), sorted(bands.get(name, ())), across, up, write),
                 is_thin=name in thin,
+                best=_find_best(name, sorted(curve), best, across, up, write) if name not in thin else None,
             )
             for style, (name, curve) in enumerate(curves.items())
             if curve
         ),
+        from_zero=from_zero,
     )
+
+
+def _find_best(
+    name: str,
+    points: Sequence[tuple[int, float]],
+    best: Literal["highest", "lowest"] | None,
+    across: Scale,
+    up: Scale,
+    write: Callable[[float], str],
+) -> Mark | None:
+    """The earliest of equals; nothing of a curve of one point."""
+    if best is None or len(points) < 2:
+        return None
+    sign = 1 if best == "lowest" else -1
+    round, value = min(points, key=lambda point: (sign * point[1], point[0]))
+    return Mark(across(round), up.down(value), f"best of {name}: {write(value)} at round {round}")
 
 
 def _curve(
@@ -172,6 +200,11 @@ def _curve(
         path=" ".join(f"{mark.x:g},{mark.y:g}" for mark in marks),
         marks=marks if len(marks) <= MARKED else marks[-1:],
         last=write(points[-1][1]),
+        readings=json.dumps(
+            [(n, mark.x, mark.y, write(v), v) for (n, v), mark in zip(points, marks, strict=True)],
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ),
         band=_outline(band, across, up),
     )
 

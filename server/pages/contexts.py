@@ -63,6 +63,8 @@ __all__ = [
     "ShadowLine",
     "SignInPage",
     "WeightBar",
+    "WeightCell",
+    "WeightMap",
 ]
 
 
@@ -195,6 +197,25 @@ class WeightBar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCell:
+    """A client's weight in a round: where it stands in per cent of the width, and how strong, 0 to 9."""
+
+    x: float
+    level: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMap:
+    """Weights by client (a row) over completed rounds; ``width`` is a cell's, in per cent."""
+
+    rounds: Sequence[int]
+    width: float
+    largest: float
+    rows: Sequence[tuple[str, Sequence[WeightCell]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLine:
     round: RoundView
     seconds: float | None
@@ -223,6 +244,7 @@ class RunPage(Page):
     participants: Sequence[ParticipantLine]
     headline: Headline | None
     charts: Sequence[LineChart]
+    weight_map: WeightMap | None
     confusions: Sequence[ConfusionTable]
     shadow_cost: str | None
     scores: Sequence[ScoreLine]

@@ -9,6 +9,7 @@ from server.pages.contexts import ConfusionCell, ConfusionTable
 from server.pages.words import number, percent
 from shared.metric_names import CONFUSION
 from shared.schemas import EvaluationView
+from shared.scores import is_lower_better
 
 __all__ = ["confusion_tables", "metric_charts", "name_metric", "write_metric"]
 
@@ -40,7 +41,7 @@ def write_metric(name: str) -> Callable[[float], str]:
 
 
 def metric_charts(
-    evaluations: Sequence[EvaluationView], metrics: Sequence[str], rounds: int
+    evaluations: Sequence[EvaluationView], metrics: Sequence[str], rounds: int, *, from_zero: bool = False
 ) -> tuple[LineChart, ...]:
     """A chart for each metric that an evaluation has, with a curve an evaluator."""
     found = []
@@ -58,6 +59,8 @@ def metric_charts(
                 write=write,
                 tick=_percent_tick if write is percent else _plain_tick,
                 last_round=rounds,
+                best="lowest" if is_lower_better(name) else "highest",
+                from_zero=from_zero,
             )
         )
     return tuple(chart for chart in found if chart is not None)

@@ -15,6 +15,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from server.pages.chart_files import find_chart, write_csv, write_svg
+from server.pages.charts import LineChart
 from server.pages.compare_page import Asked, compare_page
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
 from server.pages.losses import TrainingLosses
@@ -133,6 +135,7 @@ def pages_router(
         run: str,
         rounds_before: Annotated[str, Query(alias="rounds-before", max_length=20)] = "",
         events_before: Annotated[str, Query(alias="log-before", max_length=20)] = "",
+        zero: Annotated[str, Query(max_length=1)] = "",
     ) -> HTMLResponse:
         return answer(
             request,
@@ -144,8 +147,19 @@ def pages_router(
                 now,
                 rounds_before=_whole(rounds_before, "round") if rounds_before else None,
                 events_before=_whole(events_before, "event") if events_before else None,
+                from_zero=bool(zero),
             ),
         )
+
+    @router.get("/runs/{run}/charts/{chart}.{kind}")
+    def one_chart(
+        run: str, chart: str, kind: str, zero: Annotated[str, Query(max_length=1)] = ""
+    ) -> Response:
+        try:
+            found = find_chart(store, losses, _name(run), chart, clock(), from_zero=bool(zero))
+            return _chart_file(found, kind, f"{run}-{chart}")
+        except Problem as problem:
+            return problem_response(problem, clock())
 
     @router.get("/runs/{run}/rounds/{round}")
     def one_round(
@@ -190,6 +204,17 @@ def pages_router(
         return RedirectResponse(asset("favicon.svg"), HTTPStatus.PERMANENT_REDIRECT)
 
     return router
+
+
+def _chart_file(chart: LineChart, kind: str, name: str) -> Response:
+    if kind == "svg":
+        body, media = write_svg(environment(), chart), "image/svg+xml"
+    elif kind == "csv":
+        body, media = write_csv(chart), "text/csv; charset=utf-8"
+    else:
+        raise NotFound(f"A chart is no {kind[:20]!r} file.", hint="There are .svg and .csv.")
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{kind}"', "Cache-Control": "no-cache"}
+    return Response(body, media_type=media, headers=headers)
 
 
 def _name(text: str) -> str:

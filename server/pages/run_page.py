@@ -25,6 +25,7 @@ from server.pages.losses import TrainingLosses
 from server.pages.metric_words import confusion_tables, metric_charts, name_metric, write_metric
 from server.pages.offers import list_offers
 from server.pages.reader import Reader, newest_events, stream_of
+from server.pages.weight_map import map_weights
 from server.pages.shadows import cost_of_shadows, curves_of_shadows
 from server.pages.words import number, percent
 from shared.outliers import find_outliers
@@ -40,7 +41,7 @@ from shared.schemas import (
 )
 from shared.scores import find_score, summarise
 
-__all__ = ["run_page"]
+__all__ = ["charts_of", "run_page"]
 
 SHOWN_ROUNDS = 20
 SHOWN_EVENTS = 25
@@ -58,6 +59,7 @@ def run_page(
     *,
     rounds_before: int | None = None,
     events_before: int | None = None,
+    from_zero: bool = False,
 ) -> RunPage:
     """The page of one run, with its newest rounds and events, or those before a round or an event."""
     # The newest id is read before the rest: what happens in between is then announced, not missed.
@@ -66,8 +68,7 @@ def run_page(
     lowest = 1 if run.config.secure is None else 0  # a secure run begins with a sum over all trainers
     last = None if rounds_before is None else rounds_before - 1  # None: also rounds from before it went back
     first = _newest_round(run) - SHOWN_ROUNDS + 1 if last is None else last - OLDER_ROUNDS + 1
-    course = f"{name}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
-    training = losses.learn(course, store.rounds(name, losses.first_unknown(course)))
+    training = _learn_losses(store, losses, run)
     rounds = sorted(
         store.rounds(name, max(first, lowest), last), key=lambda round: (-round.round, -round.attempt)
     )
@@ -90,8 +91,8 @@ def run_page(
         open_round=open_round,
         participants=tuple(map(_participant, open_round.ledger)) if open_round else (),
         headline=_headline(run, evaluations),
-        charts=charts(evaluations, training, run.rounds)
-        + metric_charts(evaluations, run.config.metrics, run.rounds),
+        charts=_all_charts(run, evaluations, training, from_zero=from_zero),
+        weight_map=map_weights(rounds),
         confusions=confusion_tables(evaluations, run.classes, run.config.metrics),
         shadow_cost=cost_of_shadows(rounds),
         scores=scores(evaluations, training),
@@ -111,6 +112,27 @@ def run_page(
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
     )
+
+
+def charts_of(
+    store: Reader, losses: TrainingLosses, name: str, now: dt.datetime, *, from_zero: bool
+) -> tuple[LineChart, ...]:
+    """All charts of the run's page."""
+    run = store.run_view(name, now)
+    evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
+    return _all_charts(run, evaluations, _learn_losses(store, losses, run), from_zero=from_zero)
+
+
+def _learn_losses(store: Reader, losses: TrainingLosses, run: RunView) -> Mapping[int, float]:
+    course = f"{run.run}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
+    return losses.learn(course, store.rounds(run.run, losses.first_unknown(course)))
+
+
+def _all_charts(
+    run: RunView, evaluations: Sequence[EvaluationView], training: Mapping[int, float], *, from_zero: bool
+) -> tuple[LineChart, ...]:
+    further = metric_charts(evaluations, run.config.metrics, run.rounds, from_zero=from_zero)
+    return charts(evaluations, training, run.rounds, from_zero=from_zero) + further
 
 
 def _headline(run: RunView, evaluations: Sequence[EvaluationView]) -> Headline | None:
@@ -154,7 +176,11 @@ def _newest_round(run: RunView) -> int:
 
 
 def charts(
-    evaluations: Sequence[EvaluationView], training: Mapping[int, float], rounds: int
+    evaluations: Sequence[EvaluationView],
+    training: Mapping[int, float],
+    rounds: int,
+    *,
+    from_zero: bool = False,
 ) -> tuple[LineChart, ...]:
     """Accuracy and loss by round: a curve an evaluator, thin ones of shadows; what has no data is left out."""
     accuracy: dict[str, list[tuple[int, float]]] = {}
@@ -179,9 +205,19 @@ def charts(
             tick=_percent_tick,
             last_round=rounds,
             thin=thin,
+            best="highest",
+            from_zero=from_zero,
         ),
         line_chart(
-            "loss", "Loss by round", loss, write=number, tick=_plain_tick, last_round=rounds, thin=thin
+            "loss",
+            "Loss by round",
+            loss,
+            write=number,
+            tick=_plain_tick,
+            last_round=rounds,
+            thin=thin,
+            best="lowest",
+            from_zero=from_zero,
         ),
     )
     return tuple(chart for chart in drawn if chart is not None)

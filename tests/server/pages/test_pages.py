@@ -109,7 +109,7 @@ def test_every_page_is_whole_and_loads_nothing_from_elsewhere(
             assert re.match(r"^([/?#]|$)", element.attributes.get(name, "")), element
     for script in html.all("script"):
         assert script.text == ""
-        assert re.match(r"/static/(live|create)\.js\?v=", script.attributes["src"])
+        assert re.match(r"/static/(live|create|charts)\.js\?v=", script.attributes["src"])
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -293,7 +293,8 @@ def test_the_chart_and_the_table_below_it_hold_the_stored_accuracies(here: tuple
     table = next(table for table in html.tables if "Training loss" in table[0])
     assert [row[2] for row in table[1:]] == [percent(stored[round], 2) for round in (2, 1, 0)]
     marks = [e.text for e in html.all("title") if e.inside("circle") and "%" in e.text]
-    assert marks == [f"{seed.EVALUATOR}, round {round}: {percent(stored[round])}" for round in (0, 1, 2)]
+    points = [f"{seed.EVALUATOR}, round {round}: {percent(stored[round])}" for round in (0, 1, 2)]
+    assert marks == [*points, f"best of {seed.EVALUATOR}: {percent(stored[2])} at round 2"]
 
 
 def test_categories_show_what_changed(here: tuple[TestClient, Store]) -> None:
