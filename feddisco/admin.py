@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from feddisco.settings import ConsoleSettings
 from feddisco.settings import load as load_settings
 from shared.config import RunConfig, describe_faults
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.run_files import check_config, read_config
 from shared.schemas import (
@@ -294,7 +295,7 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
     """
     from shared.tasks import available, task_of
 
-    if weights is None and config.task in available():
+    if weights is None and config.task in available() and not is_own(config.model):
         return RunRequest(config=config)
     from shared import wire
     from shared.model_files import read_tensors

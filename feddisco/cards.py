@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from feddisco.model_choice import Choice, choose_model
 from feddisco.models import describe_model, load_allowed_task
 from shared.problems import InvalidConfiguration
+from shared.schedules import CONSTANT
 from shared.schemas import EnrolmentStatus, Role, RoundView, RunView
 from shared.texts import escape_controls
 
@@ -138,6 +139,10 @@ def _scores(view: RunView, facts: ModelFacts) -> str:
 def _training(view: RunView) -> str:
     config = view.config
     local = config.local.model_dump(exclude_none=True)
+    if config.local.schedule == CONSTANT:
+        local.pop("schedule")
+    else:
+        local["schedule"] = _said("", local["schedule"])
     weighting = config.weighting.model_dump(exclude_none=True)
     rows: list[tuple[str, Any]] = [
         ("rounds", f"{view.completed_rounds} of {view.rounds}"),

@@ -15,9 +15,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from shared.discrepancy import Metric
 from shared.frozen import Frozen
 from shared.metric_names import check_metric
+from shared.own_parts import OwnPath, is_own
 from shared.presets import expanded
 from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
+from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.base import Need
@@ -74,7 +76,7 @@ class AlgorithmChoice(Frozen):
 
 
 class LocalTraining(Frozen):
-    """What each client does in a round: SGD for some epochs, or some steps, or steps drawn from a range.
+    """What each client does in a round: it trains some epochs, or some steps, or steps drawn from a range.
 
     ``steps_range`` (lowest, highest; both included) is drawn anew for each client and round from the
     run's seed: clients of different speeds. The last incomplete batch of an epoch is dropped (as in the
@@ -90,6 +92,42 @@ class LocalTraining(Frozen):
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-5, ge=0)
     clip_norm: float | None = Field(None, gt=0)
+    optimizer: Literal["sgd", "adam", "adamw"] | OwnPath = Field(
+        "sgd", description="begun anew in each round; momentum goes with sgd"
+    )
+    schedule: Schedule = Field(CONSTANT, description="of the learning rate over the rounds")
+    loss: OwnPath | None = Field(None, description="None: the task's; module:attribute of (outputs, targets)")
+    class_weights: Literal["balanced"] | tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="of the cross-entropy: a weight a class, or balanced by the client's own counts"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _momentum_is_of_sgd(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("optimizer", "sgd") != "sgd":
+            return {"momentum": 0.0, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _one_loss(self) -> Self:
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(f"momentum goes with sgd, not with {self.optimizer}, received {self.momentum:g}")
+        if self.loss is not None and self.class_weights is not None:
+            raise ValueError("class_weights are of the task's loss: leave one of the two out")
+        return self
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """Import paths by the setting that names them."""
+        named = {"optimizer": self.optimizer, "schedule": self.schedule.kind, "loss": self.loss}
+        return {name: path for name, path in named.items() if is_own(path) and path is not None}
+
+    def in_round(self, number: int, rounds: int) -> Self:
+        """As it is in round ``number`` of ``rounds``: with that round's learning rate."""
+        if self.schedule == CONSTANT:
+            return self
+        rate = self.learning_rate * self.schedule.find_factor(number, rounds)
+        return self.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +168,8 @@ class Partition(Frozen):
     ==========================  ==========================================================================
     """
 
-    kind: Literal["iid", "niid1", "niid2", "neighbours", "by-key"]
+    kind: Literal["iid", "niid1", "niid2", "neighbours", "by-key"] | OwnPath
+    options: dict[str, Any] = Field(default_factory=dict, description="of a partition of one's own")
     clients: int = Field(ge=1, description="how many clients share the data")
     beta: float = Field(0.5, gt=0, description="niid1: concentration of the Dirichlet draw")
     rho: float = Field(1.0, ge=1, description="niid1: how many times rarer the last class is than the first")
@@ -163,6 +202,8 @@ class Partition(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         biased = self.clients - self.unbiased
+        if self.options and not is_own(self.kind):
+            raise ValueError(f"options go with a partition of one's own, not with {self.kind}")
         if biased < 0:
             raise ValueError(f"{self.unbiased} unbiased clients of {self.clients} in all")
         if self.kind == "niid2" and self.classes_per_client is None and biased % 5:
@@ -441,10 +482,15 @@ class RunConfig(Frozen):
         target = getattr(self.weighting, "target", "uniform")
         if self.classes is not None and not isinstance(target, str) and len(target) != len(self.classes):
             raise ValueError(f"the target has {len(target)} shares for {len(self.classes)} classes")
+        weights = self.local.class_weights
+        if self.classes is not None and isinstance(weights, tuple) and len(weights) != len(self.classes):
+            raise ValueError(f"local.class_weights has {len(weights)} for {len(self.classes)} classes")
         self._check_secure()
         self._check_shadows()
         if self.also and len(self.name) > _LONGEST_WITH_TWIN:
-            raise ValueError(f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most")
+            raise ValueError(
+                f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most"
+            )
         return self
 
     def _check_shadows(self) -> None:
@@ -480,6 +526,9 @@ class RunConfig(Frozen):
             self.weighting.find_dependence(): True,
             "a robust aggregation looks at single updates, which nobody sees": not isinstance(
                 self.aggregation, MeanRule
+            ),
+            "a schedule changes what a sum of several clients' steps is divided by": (
+                self.local.schedule != CONSTANT
             ),
             "max_weight limits single weights, which nobody knows": self.max_weight is not None,
             "max_examples and approve go by single sizes, which nobody knows": self.max_examples is not None

@@ -43,6 +43,7 @@ class FaultCode(StrEnum):
     TASK_NOT_ALLOWED = "task-not-allowed"
     ALGORITHM_NOT_ALLOWED = "algorithm-not-allowed"
     MODEL_NOT_ALLOWED = "model-not-allowed"
+    PART_NOT_ALLOWED = "part-not-allowed"
     MODEL_TOO_LARGE = "model-too-large"
     TOO_MANY_ROUNDS = "too-many-rounds"
     TOO_MANY_EPOCHS = "too-many-epochs"
@@ -100,6 +101,10 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.TASK_NOT_ALLOWED: "The site's policy does not allow the run's task.",
     FaultCode.ALGORITHM_NOT_ALLOWED: "The site's policy does not allow the run's algorithm.",
     FaultCode.MODEL_NOT_ALLOWED: "The site's policy does not allow the run's model.",
+    FaultCode.PART_NOT_ALLOWED: (
+        "The site's policy does not allow a part of somebody's own that the run names: its optimizer, "
+        "schedule, loss or partition."
+    ),
     FaultCode.MODEL_TOO_LARGE: (
         "The site's policy allows models of at most {allowed} numbers, the run's has {asked}."
     ),
@@ -193,6 +198,7 @@ LASTING: Final = frozenset(
         FaultCode.TASK_NOT_ALLOWED,
         FaultCode.ALGORITHM_NOT_ALLOWED,
         FaultCode.MODEL_NOT_ALLOWED,
+        FaultCode.PART_NOT_ALLOWED,
         FaultCode.MODEL_TOO_LARGE,
         FaultCode.TOO_MANY_ROUNDS,
         FaultCode.TOO_MANY_EPOCHS,

@@ -1,4 +1,4 @@
-"""Which scores a run may ask its evaluators for, beside loss and accuracy; how each is computed is elsewhere."""
+"""Which scores a run may ask its evaluators for, beside loss and accuracy."""
 
 from __future__ import annotations
 

@@ -248,9 +248,7 @@ class RoundWork:
         path = self._fetch_file(model, local.workbench.model_bytes, journal)
         with local_faults(Doing.SCORING):
             local.workbench.load_model(path)
-            return local.workbench.evaluate(
-                self.site.test_examples(local), metrics=local.view.config.metrics
-            )
+            return local.workbench.evaluate(self.site.test_examples(local), metrics=local.view.config.metrics)
 
 
 def _of_shadow(metrics: Metrics) -> ShadowScore:

@@ -48,7 +48,9 @@ def write_svg(environment: Environment, chart: LineChart) -> str:
 
 def write_csv(chart: LineChart) -> str:
     """A line a round, a column a curve; no number where a curve has none."""
-    columns = {curve.name: {point[0]: point[4] for point in json.loads(curve.readings)} for curve in chart.curves}
+    columns = {
+        curve.name: {point[0]: point[4] for point in json.loads(curve.readings)} for curve in chart.curves
+    }
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(["round", *map(_plain, columns)])

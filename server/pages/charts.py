@@ -41,8 +41,9 @@ class Mark:
 class Curve:
     """``style`` numbers the curves: each has its own dash and shape, so that colour is not needed.
 
-    ``band`` is the outline of the area around it, empty for none; a thin one stands behind the others. ``readings`` are
-    all points as JSON, (round, x, y, value in words, value), for who reads them one by one. ``best`` is marked.
+    ``band`` is the outline of the area around it, empty for none; a thin one stands behind the others.
+    ``readings`` are all points as JSON, (round, x, y, value in words, value), for who reads them one by one.
+    ``best`` is marked.
     """
 
     name: str

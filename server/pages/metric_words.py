@@ -1,4 +1,4 @@
-"""Scores beside accuracy and loss, for the pages: their names in words, their charts, the confusion matrix."""
+"""Scores beside accuracy and loss, for the pages: names in words, charts, the confusion matrix."""
 
 from __future__ import annotations
 

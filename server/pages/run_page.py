@@ -25,8 +25,8 @@ from server.pages.losses import TrainingLosses
 from server.pages.metric_words import confusion_tables, metric_charts, name_metric, write_metric
 from server.pages.offers import list_offers
 from server.pages.reader import Reader, newest_events, stream_of
-from server.pages.weight_map import map_weights
 from server.pages.shadows import cost_of_shadows, curves_of_shadows
+from server.pages.weight_map import map_weights
 from server.pages.words import number, percent
 from shared.outliers import find_outliers
 from shared.schemas import (
@@ -182,7 +182,7 @@ def charts(
     *,
     from_zero: bool = False,
 ) -> tuple[LineChart, ...]:
-    """Accuracy and loss by round: a curve an evaluator, thin ones of shadows; what has no data is left out."""
+    """Accuracy and loss by round: a curve an evaluator, thin ones of shadows; none without data."""
     accuracy: dict[str, list[tuple[int, float]]] = {}
     loss: dict[str, list[tuple[int, float]]] = {}
     for found in evaluations:

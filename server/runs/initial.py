@@ -9,6 +9,7 @@ from server.runs.layout import update_tensors
 from shared.config import RunConfig
 from shared.features import check_features
 from shared.metric_names import check_metrics
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
 from shared.weightings import load_weighting
@@ -35,10 +36,13 @@ def make_initial(
         UpdateInvalid: the uploaded weights differ from their manifest.
         NotFound: no such weights were uploaded.
     """
-    from shared.algorithms import load_algorithm
+    from shared.algorithms import check_optimizer, load_algorithm
     from shared.wire import largest_bytes
 
-    check_features(config, load_algorithm(config.algorithm))  # before a model is built
+    algorithm = load_algorithm(config.algorithm)  # before a model is built
+    check_features(config, algorithm)
+    check_optimizer(config, algorithm)
+    config.local.in_round(1, config.rounds)  # a schedule of one's own runs here, too
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
     _check_shadows(config)
@@ -56,6 +60,7 @@ def make_initial(
 def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.tasks import task_of
+    from shared.training.optimizers import check_local
     from shared.wire.tensors import manifest_of, state_of
 
     if ":" in config.task:
@@ -63,8 +68,14 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
             f"task {config.task!r} is not built in, so the coordinator cannot build its model",
             hint="Upload initial weights and name them in `initial`, as `feddisco run create` does.",
         )
+    if is_own(config.model):
+        raise InvalidConfiguration(
+            f"model {config.model!r} is not built in, so the coordinator cannot build it",
+            hint="Upload initial weights and name them in `initial`, as `feddisco run create` does.",
+        )
     task = task_of(config)
     check_metrics(config.metrics, task.classes, task.outputs)
+    check_local(task, config.local)
     model = task.build_model(config.model, config.seed)
     with blobs.workspace() as folder:
         written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})
@@ -111,7 +122,7 @@ def _check_shadows(config: RunConfig) -> None:
         loaded = load_weighting(shadow)
         if loaded.remembers or loaded.needs & set(_NOT_HERE):
             raise InvalidConfiguration(
-                f"shadow: {shadow.kind} needs its earlier rounds, label counts or data, which a shadow has not"
+                f"shadow: {shadow.kind} needs earlier rounds, label counts or data, which a shadow has not"
             )
 
 

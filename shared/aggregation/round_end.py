@@ -145,7 +145,7 @@ def weigh_updates(
     """What each of the updates counts, with the run's cap on weights."""
     from shared.aggregation import UpdateFile
 
-    weighting = load_weighting(weighting)
+    weighting, local = load_weighting(weighting), config.local.in_round(number, config.rounds)
     known = [update.known for update in believed]
     taken = find_taken(weighting, known)
     of_taken = {row.index for row in taken}
@@ -158,7 +158,7 @@ def weigh_updates(
         everyone=all_clients,
         number=number,
         rounds=config.rounds,
-        step_length=config.local.learning_rate / (1 - config.local.momentum),
+        step_length=local.learning_rate / (1 - local.momentum),
         memory=start.memory,
         **_look_at(weighting.needs, start.model, files, parameters, proxy),
     )
@@ -197,7 +197,7 @@ def combine_updates(
         updates=[UpdateFile(update.info, update.path) for update in believed],
         weights={row.index: row.weight for row in weighed.rows if row.included},
         clients=clients,
-        local=config.local,
+        local=config.local.in_round(number, config.rounds),
         buffers=config.buffers,
         folder=folder,
         adjustment=weighed.adjustment,

@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.algorithms.base import Algorithm
-from shared.config import AlgorithmChoice
+from shared.config import AlgorithmChoice, RunConfig
 from shared.problems import InvalidConfiguration
 
-__all__ = ["available", "load_algorithm"]
+__all__ = ["available", "check_optimizer", "load_algorithm"]
 
 
 def available() -> tuple[str, ...]:
@@ -40,6 +40,16 @@ def load_algorithm(choice: AlgorithmChoice) -> Algorithm[Any]:
             hint=f"Its parameters are: {', '.join(kind.Parameters.model_fields) or 'none'}.",
         ) from error
     return kind(parameters)
+
+
+def check_optimizer(config: RunConfig, algorithm: Algorithm[Any]) -> None:
+    """Raises InvalidConfiguration for an optimizer with which the algorithm's formulas do not hold."""
+    if algorithm.assumes_sgd and config.local.optimizer != "sgd":
+        raise InvalidConfiguration(
+            f"local.optimizer: {config.algorithm.name} takes a step to be the learning rate times a "
+            f"gradient, which it is not with {config.local.optimizer}",
+            hint="Take sgd, or another algorithm.",
+        )
 
 
 def _built_in(name: str) -> type[Algorithm[Any]]:

@@ -227,6 +227,7 @@ class Algorithm(Generic[P]):
 
     citation: ClassVar[str]
     Parameters: ClassVar[type[AlgorithmParameters]] = AlgorithmParameters
+    assumes_sgd: ClassVar[bool] = False  # whether its formulas take a step to be learning rate times gradient
 
     # Where they depend on the parameters, __init__ sets them for the instance.
     downloads: tuple[str, ...] = ()  # server groups that every client receives beside the model

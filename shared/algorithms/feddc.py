@@ -40,6 +40,7 @@ class FedDC(Algorithm[FedDCParameters]):
     is no g and no g_k: nothing beside the model travels.
     """
 
+    assumes_sgd: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling "
         "and Correction. CVPR 2022."

@@ -29,6 +29,7 @@ class FedNova(Algorithm[FedNovaParameters]):
     local training is FedProx with ``normalised``.
     """
 
+    assumes_sgd: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous "
         "Federated Optimization. NeurIPS 2020."

@@ -52,6 +52,7 @@ class Scaffold(Algorithm[ScaffoldParameters]):
     where nothing is there yet, and R is left in ``c_k+ - c_k = -(c - R) - R + (x - y_k) / (tau lr)`` alone.
     """
 
+    assumes_sgd: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
         "Federated Learning. ICML 2020."

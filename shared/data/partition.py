@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shared.config import Partition
 from shared.data import strategies
 from shared.data.strategies import Indices, imbalance
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.seeds import derive
 
@@ -87,7 +88,9 @@ def deal(
         return [Share(train=dealt[share.train], test=dealt[share.test]) for share in shares]
     members = _members(targets, classes)
     random = _generator(seed if spec.seed is None else spec.seed)
-    if spec.kind == "iid":
+    if is_own(spec.kind):
+        parts = strategies.own(spec, targets, classes, random)
+    elif spec.kind == "iid":
         parts = strategies.iid(spec, len(targets), random)
     elif spec.kind == "niid1":
         parts = strategies.niid1(spec, members, random)

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.own_parts import import_part
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
     from shared.config import Partition
 
-__all__ = ["Indices", "by_key", "iid", "imbalance", "neighbours", "niid1", "niid2"]
+__all__ = ["Indices", "by_key", "iid", "imbalance", "neighbours", "niid1", "niid2", "own"]
 
 Indices = NDArray[np.int64]
 
@@ -50,6 +51,25 @@ def imbalance(counts: Sequence[int], rho: float) -> list[int]:
     last = max(1, len(counts) - 1)
     # rounded first: 5000 * 10**-1 may come out as 499.99999999999994
     return [math.floor(round(count * rho ** (-label / last), 6)) for label, count in enumerate(counts)]
+
+
+def own(
+    spec: Partition, targets: NDArray[np.integer], classes: int, random: np.random.RandomState
+) -> list[Indices]:
+    """What the function that ``spec.kind`` names gives for (targets, classes, clients, random, **options)."""
+    deal = import_part("partition", spec.kind)
+    parts = [
+        np.asarray(part, dtype=np.int64)
+        for part in deal(targets, classes, spec.clients, random, **spec.options)
+    ]
+    dealt = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    wrong = len(parts) != spec.clients or any(len(part) == 0 for part in parts)
+    if wrong or len(np.unique(dealt)) < len(dealt) or dealt.min() < 0 or dealt.max() >= len(targets):
+        raise InvalidConfiguration(
+            f"partition: {spec.kind!r} does not deal {len(targets)} examples to {spec.clients} clients.",
+            hint="It returns positions from 0, an array a client, none empty, and no position twice.",
+        )
+    return parts
 
 
 def iid(spec: Partition, examples: int, random: np.random.RandomState) -> list[Indices]:

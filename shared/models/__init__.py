@@ -1,7 +1,8 @@
 """Models by name.
 
 A model is the file ``shared/models/NAME.py`` (dashes as underscores) with its class under ``MODEL``, a
-:class:`shared.models.base.Model`; ``torchvision:NAME`` is one of torchvision's.
+:class:`shared.models.base.Model`; ``torchvision:NAME`` is one of torchvision's, ``module:attribute``
+anybody's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shared.own_parts import import_part, is_own
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ def require_inputs(name: str, tokens: bool) -> None:
 def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> Model:
     """A fresh model for inputs of ``input_shape`` (without the batch axis) and ``classes`` outputs.
 
+    ``module:attribute`` is called with (outputs, input shape), whoever's it is.
+
     Initial values come from torch's global generator: ``Task.build_model`` seeds it and puts it back.
 
     Raises:
@@ -73,5 +77,7 @@ def build_model(name: str, classes: int, input_shape: tuple[int, ...]) -> Model:
         from shared.models.torchvision import torchvision_model
 
         return torchvision_model(name.removeprefix(TORCHVISION), classes, input_shape)
-    build: Callable[[int, tuple[int, ...]], Model] = model_class(name)
+    build: Callable[[int, tuple[int, ...]], Model] = (
+        import_part("model", name) if is_own(name) else model_class(name)
+    )
     return build(classes, input_shape)

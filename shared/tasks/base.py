@@ -136,8 +136,10 @@ class Task(ABC):
         return {}
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
-        """Scores over a whole test set, by name: outputs (N, ...) and targets (N,) of all its examples, on the
-        CPU. What is no finite number is left out."""
+        """Scores over a whole test set, by name: of outputs (N, ...) and targets (N,) of all its examples.
+
+        Both are on the CPU. What is no finite number is left out.
+        """
         return {}
 
     def categories(self, targets: Tensor) -> Tensor:

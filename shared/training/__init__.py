@@ -22,6 +22,7 @@ from shared.seeds import derive, torch_generator
 from shared.training.batches import batches, check_batches, epochs_of, planned_steps, smallest_batch
 from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.local_round import LOCAL_BUFFERS, Diverged, LocalResult, local_result, local_round
+from shared.training.optimizers import find_loss, make_optimizer
 from shared.training.sgd import SGD
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def train(
         round=round,
         look=partial(_look, task, examples, device),
     )
-    loop = _Loop(task, algorithm, state, local, device, precision)
+    loop = _Loop(task, algorithm, state, local, device, precision, find_loss(task, local, examples, device))
     smallest = smallest_batch(model)
     check_batches(local, len(examples), smallest)
     if not algorithm.trains(round):
@@ -148,20 +149,15 @@ class _Loop:
         local: LocalTraining,
         device: torch.device,
         precision: Precision,
+        loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
+        self.loss = loss
         self.task, self.algorithm, self.state, self.device = task, algorithm, state, device
         self.parameters = list(state.parameters.values())
         self.clip_norm = local.clip_norm
         self.dtype = None if precision == "float32" else getattr(torch, precision)
         self.scaler = torch.amp.GradScaler("cuda", enabled=device.type == "cuda" and precision == "float16")
-        settings = (self.parameters, local.learning_rate, local.momentum)
-        self.optimizer = (
-            torch.optim.SGD(
-                *settings, weight_decay=local.weight_decay, fused=True
-            )  # the scaler takes no other
-            if self.scaler.is_enabled()
-            else SGD(*settings, weight_decay=local.weight_decay)
-        )
+        self.optimizer = make_optimizer(self.parameters, local, scaled=self.scaler.is_enabled())
         self.look_every = 1 if device.type == "cpu" else LOSS_EVERY
         self.mean_loss: float | None = None
         self._sum = torch.zeros((), device=device)
@@ -190,7 +186,7 @@ class _Loop:
     def _objective(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             outputs = self.state.model(inputs)
-            loss = self.task.loss(outputs, targets)
+            loss = self.loss(outputs, targets)
             extra = self.algorithm.extra_loss(self.state, Batch(inputs, targets, outputs))
         self._sum += loss.detach()
         return loss if extra is None else loss + extra

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shared import wire
+from shared.algorithms import check_optimizer
 from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.device import is_out_of_memory
 from shared.metric_names import check_metrics
@@ -22,6 +23,7 @@ from shared.schemas import Metrics, TensorKind
 from shared.seeds import torch_generator
 from shared.training import LOCAL_BUFFERS, train
 from shared.training.evaluation import EVALUATION_BATCH, evaluate
+from shared.training.optimizers import check_local
 from shared.training.proxy import ProxySet
 from shared.weightings.base import Need
 from shared.wire.tensors import load_into, manifest_of
@@ -93,6 +95,8 @@ class Workbench:
         self.manifest = manifest_of(model)
         self.model: nn.Module = model.to(device)
         check_metrics(config.metrics, task.classes, task.outputs)
+        check_local(task, config.local)
+        check_optimizer(config, algorithm)
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
@@ -199,7 +203,7 @@ class Workbench:
                 model=self.model,
                 algorithm=self.algorithm,
                 examples=self.training_examples(task.index),
-                local=self.config.local,
+                local=self.config.local.in_round(task.round, self.config.rounds),
                 start=inputs.start,
                 received=inputs.received,
                 kept=inputs.kept,
@@ -277,7 +281,7 @@ class Workbench:
     def evaluate(
         self, examples: Examples, batch_size: int = EVALUATION_BATCH, *, metrics: Sequence[str] = ()
     ) -> Metrics:
-        """The model's scores on examples, with further ``metrics``; in smaller batches where memory runs out."""
+        """The model's scores on examples, also ``metrics``; in smaller batches where memory runs out."""
         while True:
             try:
                 return evaluate(

@@ -44,7 +44,9 @@ def test_over_all_classes(said: tuple[torch.Tensor, torch.Tensor]) -> None:
         "macro_f1": sklearn_metrics.f1_score(truth, guesses, average="macro"),
         "weighted_f1": sklearn_metrics.f1_score(truth, guesses, average="weighted"),
     }
-    assert compute_metrics(tuple(expected), probabilities, targets, CLASSES) == pytest.approx(expected, rel=1e-5)
+    assert compute_metrics(tuple(expected), probabilities, targets, CLASSES) == pytest.approx(
+        expected, rel=1e-5
+    )
     matrix = sklearn_metrics.confusion_matrix(truth, guesses, normalize="true")
     assert np.array(compute_confusion(probabilities, targets)) == pytest.approx(matrix, abs=5e-5)
 
@@ -60,7 +62,9 @@ def test_of_one_class(said: tuple[torch.Tensor, torch.Tensor]) -> None:
         "specificity:owl": sklearn_metrics.recall_score(~own, ~guessed),
     }
     assert {name.partition(":")[0] for name in expected} == set(OF_A_CLASS)
-    assert compute_metrics(tuple(expected), probabilities, targets, CLASSES) == pytest.approx(expected, rel=1e-5)
+    assert compute_metrics(tuple(expected), probabilities, targets, CLASSES) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_the_calibration_error_by_hand() -> None:

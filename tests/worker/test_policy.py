@@ -195,6 +195,11 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], Fault]] = {
     "runs": ("[good]", {}, Fault(FaultCode.RUN_NOT_ALLOWED)),
     "algorithms": ("[fedavg]", {"algorithm": "fedprox"}, Fault(FaultCode.ALGORITHM_NOT_ALLOWED)),
     "models": ("[default]", {"model": "mlp"}, Fault(FaultCode.MODEL_NOT_ALLOWED)),
+    "parts": (
+        '["ours:*"]',
+        {"local": {"steps": 1, "loss": "theirs.losses:Focal"}},
+        Fault(FaultCode.PART_NOT_ALLOWED),
+    ),
     "most_rounds": ("1", {"rounds": 2}, _limit(FaultCode.TOO_MANY_ROUNDS, 1, 2)),
     "most_epochs": ("2", {"local": {"epochs": 3}}, _limit(FaultCode.TOO_MANY_EPOCHS, 2, 3)),
     "most_steps": ("3", {"local": {"steps_range": [1, 4]}}, _limit(FaultCode.TOO_MANY_STEPS, 3, 4)),

@@ -75,6 +75,12 @@ class Policy(Frozen):
         description='Models that a run may train here. `"*"` is every built-in one, and `"default"` among '
         'them what the task takes by itself; `"torchvision:*"` are those of torchvision.',
     )
+    parts: _Strings = Field(
+        (),
+        description="Parts of one's own that a run may name here by import path, as "
+        '`"ours.training:*"`: its optimizer, schedule, loss, and the partition of data that it deals. '
+        "Empty: none.",
+    )
     most_parameters: _Most = Field(
         100_000_000, description="Size of the largest model: all numbers in its tensors."
     )

@@ -11,6 +11,7 @@ from typing import Final
 from shared.algorithms import load_algorithm
 from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.secure.ring import SMALLEST_SUM
@@ -86,6 +87,9 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
         yield _Refusal("algorithms", algorithm, Fault(FaultCode.ALGORITHM_NOT_ALLOWED))
     if not allows(policy.models, model):
         yield _Refusal("models", model, Fault(FaultCode.MODEL_NOT_ALLOWED))
+    for path in _list_parts(config):
+        if not allows(policy.parts, path):
+            yield _Refusal("parts", path, Fault(FaultCode.PART_NOT_ALLOWED))
     size = sum(math.prod(tensor.shape) for tensor in view.manifest)
     yield from _find_excess("most_parameters", size, policy)
     yield from _find_excess("most_rounds", config.rounds, policy)
@@ -93,6 +97,12 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
         yield from _find_training_refusals(config, policy)
         yield from _find_disclosure_refusals(view, policy, dealt)
         yield from _find_features_refusals(config, policy)
+
+
+def _list_parts(config: RunConfig) -> list[str]:
+    """Import paths of the run's optimizer, schedule, loss and partition."""
+    dealt = None if config.partition is None else config.partition.kind
+    return [*config.local.own_parts.values(), *([dealt] if dealt is not None and is_own(dealt) else [])]
 
 
 def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:

@@ -84,6 +84,12 @@ def take_change(
             f"the weights of {old.weighting.kind} depend on the number of rounds, also those of past rounds",
             hint="Stop the run, or let it come to its end.",
         )
+    if new.rounds != old.rounds and old.local.schedule.goes_by_rounds:
+        raise InvalidConfiguration(
+            f"the learning rates of the schedule {old.local.schedule.kind} depend on the number of rounds, "
+            "also those of past rounds",
+            hint="Stop the run, or let it come to its end.",
+        )
     told = tuple((name, getattr(old, name), getattr(new, name)) for name in changes)
     event = ChangeRequested(Policy.of(new), tuple(each for each in told if each[1] != each[2]))
     return take_step(connection, run, event, ConfigFacts(new), known, actor=actor, now=now)

@@ -589,7 +589,9 @@ def test_evaluations_of_schema_0022_have_no_confusion_matrix(empty_database_url:
         connection.execute(evaluations.insert().values(**score, at=at))
     upgrade(empty_database_url, "0023")
     with engine.begin() as connection:
-        assert connection.execute(sa.select(evaluations.c.round, evaluations.c.confusion)).all() == [(0, None)]
+        assert connection.execute(sa.select(evaluations.c.round, evaluations.c.confusion)).all() == [
+            (0, None)
+        ]
         connection.execute(evaluations.update().values(confusion=[[1.0, 0.0], [0.5, 0.5]]))
     downgrade(empty_database_url, "0022")
     with engine.connect() as connection:

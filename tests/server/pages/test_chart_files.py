@@ -20,7 +20,10 @@ def test_the_best_is_the_earliest_of_equals_and_losses_are_best_when_low() -> No
     chart = line_chart("c", "C", CURVES, write=percent, tick=percent, best="highest")
     assert chart is not None
     assert chart.curves[0].best is not None
-    assert (chart.curves[0].best.x, chart.curves[0].best.label) == (50.0, "best of judge: 75.0\u202f% at round 2")
+    assert (chart.curves[0].best.x, chart.curves[0].best.label) == (
+        50.0,
+        "best of judge: 75.0\u202f% at round 2",
+    )
     chart = line_chart("c", "C", CURVES, write=percent, tick=percent, best="lowest", thin=("judge",))
     assert chart is not None
     assert chart.curves[0].best is None, "a thin one has no mark"

@@ -39,7 +39,11 @@ def test_they_are_kept_and_shown(database_url: str, tmp_path: Path) -> None:
         assert found["extra"]["sensitivity:owl"] == 0.625
         page = at.http().get(f"{at.url}/runs/demo").text
         assert "Sensitivity, owl</dt><dd><b>62.5\u202f%</b>" in page
-        for title in ("Balanced accuracy by round", "Sensitivity, owl by round", "Calibration error by round"):
+        for title in (
+            "Balanced accuracy by round",
+            "Sensitivity, owl by round",
+            "Calibration error by round",
+        ):
             assert title in page
         assert '<td class="n heat-9"><b>100.0\u202f%</b></td>' in page
         assert '<td class="n heat-2">25.0\u202f%</td>' in page
