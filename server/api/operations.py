@@ -77,6 +77,8 @@ def _summarise(check: Callable[[], object]) -> str:
 @router.get("/metrics", dependencies=[ViewerOfAll], response_class=Response)
 async def metrics(coordinator: Coordinator) -> Response:
     """Prometheus metrics of this process and counts from the database."""
-    coordinator.telemetry.set_stored(await coordinator.threads.run(coordinator.store.counts))
-    coordinator.telemetry.set_waiting(await coordinator.threads.run(coordinator.store.waiting_since))
+    store, threads = coordinator.store, coordinator.threads
+    coordinator.telemetry.set_stored(await threads.run(store.counts))
+    coordinator.telemetry.set_waiting(await threads.run(store.waiting_since))
+    coordinator.telemetry.set_runs(await threads.run(store.run_figures, coordinator.clock()))
     return Response(coordinator.telemetry.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -33,6 +33,7 @@ from server.database import (
     join_tokens,
     removal,
     rounds,
+    run_figures,
     runs,
     users,
 )
@@ -43,6 +44,7 @@ from server.database.configs import Configs
 from server.database.erasure import OpenUpdate
 from server.database.group_commit import GroupCommit
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
+from server.database.run_figures import RunFigures
 from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
 from server.database.step.known import KnownRuns
@@ -712,6 +714,10 @@ class Store:
     def stored_bytes(self) -> tuple[dict[str, int], int]:
         """Of the files that rows name, by run and in all; a file that two runs name counts in both."""
         return self._read(blobs.sum_bytes)
+
+    def run_figures(self, now: dt.datetime) -> list[RunFigures]:
+        """Of each run that has not ended."""
+        return self._read(run_figures.list_run_figures, now)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Figures for the metrics, by noun and status."""

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from server.lifecycle.effects import Effect, Record
 from shared.problems import Problem
 from shared.weightings import LedgerEntry
 
+if TYPE_CHECKING:
+    from server.database.run_figures import RunFigures
+
 __all__ = ["CONTENT_TYPE", "Telemetry"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+RUN_GAUGES = {
+    "round": "Completed rounds",
+    "rounds": "Rounds in all",
+    "accuracy": "Accuracy of the newest scored round, from 0 to 1, the median of its evaluators",
+    "loss": "Loss of the newest scored round, the median of its evaluators",
+    "open_seconds": "Seconds since the open round was opened",
+    "silent_seconds": "Seconds since any of its clients was heard last",
+    "bytes": "Bytes of its files",
+}
+"""Each is a field of :class:`server.database.run_figures.RunFigures`."""
+
+# a second series for each counter, which says when the process began
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Telemetry:
@@ -91,6 +117,15 @@ class Telemetry:
             ["run"],
             registry=self.registry,
         )
+        self.runs = {
+            name: Gauge(
+                f"feddisco_run_{name}",
+                f"{words}, of each run that has not ended",
+                ["run"],
+                registry=self.registry,
+            )
+            for name, words in RUN_GAUGES.items()
+        }
 
     def watch(self, name: str, description: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape."""
@@ -135,6 +170,15 @@ class Telemetry:
         self.waiting.clear()
         for run, at in since.items():
             self.waiting.labels(run).set(at.timestamp())
+    def set_runs(self, figures: Iterable[RunFigures]) -> None:
+        """From the database; runs that have ended are no longer shown."""
+        for gauge in self.runs.values():
+            gauge.clear()
+        for found in figures:
+            for name, gauge in self.runs.items():
+                value = getattr(found, name)
+                if value is not None:
+                    gauge.labels(found.run).set(value)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
