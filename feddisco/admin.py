@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -28,6 +30,7 @@ from shared.schemas import (
     Erasure,
     EvaluationView,
     EventView,
+    Health,
     IdentityPin,
     InitialBlob,
     JoinToken,
@@ -66,6 +69,7 @@ __all__ = [
 ]
 
 ROUNDS_BYTES = 2**28
+SILENCE_SECONDS = 45.0  # an event stream says something every 15 s
 AUDIT_ENTRIES = 1000
 ROUNDS_A_PAGE = 100
 
@@ -217,6 +221,54 @@ class AdminClient(CoordinatorClient):
     def put_blob(self, path: Path, digest: str) -> None:
         """Upload initial weights, streamed."""
         self._send_file("PUT", f"/blobs/{digest}", path, digest)
+
+    # ------------------------------------------------------------ the coordinator itself
+
+    def health(self) -> Health:
+        """What the coordinator says of itself, also where it is not ready."""
+        answer = self._http.get(self._root.join("/readyz"))
+        if answer.status_code not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
+            raise UnexpectedAnswer(answer.status_code, answer.headers.get("Content-Type", ""))
+        return Health.model_validate_json(answer.content)
+
+    def gauges(self) -> dict[str, float]:
+        """The metrics of this moment: ``gauges()['feddisco_run_accuracy{run="demo"}']``."""
+        answer = self._http.get(self._root.join("/metrics"))
+        if answer.status_code != HTTPStatus.OK:
+            raise UnexpectedAnswer(answer.status_code, answer.headers.get("Content-Type", ""))
+        lines = (line for line in answer.text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def events(self, run: str | None = None, after: int = 0) -> Generator[EventView, None, None]:
+        """Events of one run or of all, past ones first and then each as it happens, until the caller ends it.
+
+        ``after``: only events with a larger id. Raises httpx's faults where the connection breaks: go on from
+        the last event's id.
+        """
+        path = "/events" if run is None else f"/runs/{quote(run)}/events"
+        timeout = httpx.Timeout(10.0, read=SILENCE_SECONDS)
+        with self._http.stream("GET", path, params={"after": after}, timeout=timeout) as answer:
+            if answer.status_code != HTTPStatus.OK:
+                answers.read(answer, LONG_BYTES)  # raises the refusal as its class
+            yield from _read_events(answer.iter_lines())
+
+    @property
+    def _root(self) -> httpx.URL:
+        return self._http.base_url.join("/")
+
+
+def _read_events(lines: Iterator[str]) -> Iterator[EventView]:
+    """Server-sent events; heartbeats of clients have no id and are none of the log."""
+    data, is_kept = "", False
+    for line in lines:
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+        elif line.startswith("id: "):
+            is_kept = True
+        elif not line:
+            if data and is_kept:
+                yield EventView.model_validate_json(data)
+            data, is_kept = "", False
 
 
 class Client(AdminClient):
