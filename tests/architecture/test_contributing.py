@@ -53,6 +53,7 @@ PARTS = (
     "A model",
     "A metric of the discrepancy",
     "A weighting",
+    "A score of a model",
     "An endpoint",
     "A column",
     "An event, or a kind of record",
