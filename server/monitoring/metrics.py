@@ -170,6 +170,7 @@ class Telemetry:
         self.waiting.clear()
         for run, at in since.items():
             self.waiting.labels(run).set(at.timestamp())
+
     def set_runs(self, figures: Iterable[RunFigures]) -> None:
         """From the database; runs that have ended are no longer shown."""
         for gauge in self.runs.values():
