@@ -295,7 +295,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.include_router(operations.router)
     app.include_router(sign_in.router())
     pages = pages_router(
-        coordinator.store, coordinator.clock, coordinator.sessions, coordinator.space.find_warnings
+        coordinator.store,
+        coordinator.clock,
+        coordinator.sessions,
+        coordinator.space.find_warnings,
+        coordinator.entrance.url,
     )
     app.include_router(pages, dependencies=[Viewer])
     for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator)):

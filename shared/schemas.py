@@ -630,6 +630,9 @@ class ComparedRun(NamedTuple):
     scores: tuple[RoundScore, ...]
 
 
+ObstacleKind = Literal["trainers", "scores", "quorum", "aggregation"]
+
+
 class RunView(RunSummary):
     config: RunConfig
     classes: tuple[str, ...]
@@ -642,6 +645,7 @@ class RunView(RunSummary):
     taken_indexes: tuple[int, ...] = Field((), description="in use, also by clients that have left")
     current_round: RoundView | None
     waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
+    obstacle: ObstacleKind | None = Field(None, description="what keeps a waiting run from going on")
     revision: int = Field(0, description="how often the configuration was changed")
     rewound_attempts: int = Field(
         0, description="attempts above it are of rounds drawn since the run went back"

@@ -17,7 +17,7 @@ from server.database.session import Reading, Writing
 from server.database.step.load import load
 from server.database.tables import clients, deletions, enrolments, runs
 from server.lifecycle.state import Run
-from server.lifecycle.views import find_standing, waiting_for
+from server.lifecycle.views import find_obstacle, find_standing, waiting_for
 from shared.config import RunConfig
 from shared.fingerprints import identity_fingerprint
 from shared.problems import NameTaken
@@ -119,6 +119,7 @@ def read_run(
         raise no_such_run(run)
     state = read_state(connection, run, configs)
     current = read_round(connection, run, state.round.number) if state.round is not None else None
+    obstacle = find_obstacle(state)
     ended = state.status.is_terminal
     model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
@@ -134,6 +135,7 @@ def read_run(
         taken_indexes=tuple(sorted(indexes)),
         current_round=current,
         waiting_for=waiting_for(state, now, reader=reader),
+        obstacle=obstacle.kind if state.status is RunStatus.WAITING and obstacle is not None else None,
         rewound_attempts=state.rewound_attempts,
         totals=state.totals,
     )

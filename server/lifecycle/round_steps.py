@@ -161,12 +161,23 @@ def _next_step(secure: Coordinator) -> Coordinator | None:
 
 
 def _shortfall(run: Run, current: Round, uploaded: int) -> str:
-    missing = "; ".join(
-        f"{p.client} {'timed out' if p.status is ParticipantStatus.TIMED_OUT else f'failed: {p.reason}'}"
-        for p in current.participants
-        if p.status is not ParticipantStatus.UPLOADED
+    missing: dict[str, list[str]] = {}
+    for participant in current.participants:
+        if participant.status is not ParticipantStatus.UPLOADED:
+            missing.setdefault(_fate(participant), []).append(participant.client)
+    everybody = len(current.participants)
+    told = "; ".join(
+        f"{f'all {everybody} clients' if 1 < len(who) == everybody else ', '.join(who)} {what}"
+        for what, who in missing.items()
     )
-    return f"{uploaded} of {updates_needed(run)} needed updates came ({missing})"
+    return f"{uploaded} of {updates_needed(run)} needed updates came ({told})"
+
+
+def _fate(participant: Participant) -> str:
+    """The same words for clients of which the same is known: they are named together."""
+    if participant.status is ParticipantStatus.TIMED_OUT:
+        return f"timed out: {(participant.reason or '').partition(';')[0]}"
+    return f"failed: {participant.reason}"
 
 
 def complete(draft: Draft) -> None:

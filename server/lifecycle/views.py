@@ -6,11 +6,18 @@ import datetime as dt
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from server.lifecycle.events import Sighting
 from server.lifecycle.state import Enrolment, Participant, Round, Run, Score
-from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.schemas import (
+    EnrolmentStatus,
+    ObstacleKind,
+    ParticipantStatus,
+    Role,
+    RoundStatus,
+    RunStatus,
+)
 from shared.scores import Standing, combine, standing
 from shared.secure.coordinator import Phase
 from shared.secure.ring import SMALLEST_SUM
@@ -171,7 +178,7 @@ class Obstacle(NamedTuple):
     ``aggregation``: something that it needs is not there.
     """
 
-    kind: Literal["trainers", "scores", "quorum", "aggregation"]
+    kind: ObstacleKind
     round: int
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "Headline",
     "InvitationPage",
     "LedgerLine",
+    "NextStep",
     "Offer",
     "Page",
     "ParameterEntry",
@@ -100,6 +101,7 @@ class RunsPage(Page):
     archived: Sequence[RunSummary]
     deleted: Sequence[Deletion]
     comparable: bool
+    first_steps: Sequence[NextStep]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +262,7 @@ class RunPage(Page):
     newer_events: bool
     configuration: str
     parameters: int
+    next_steps: Sequence[NextStep]
     offers: Sequence[Offer]
 
 
@@ -362,6 +365,14 @@ class Offer:
     label: str
     address: str
     command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """What is to be done for a run to go on: a sentence, and the lines to paste, if there are any."""
+
+    sentence: str
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from server.pages.charts import LineChart
 from server.pages.compare_page import Asked, compare_page
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
 from server.pages.losses import TrainingLosses
+from server.pages.offers import list_first_steps
 from server.pages.reader import Reader
 from server.pages.reference_page import reference_page
 from server.pages.round_page import round_page
@@ -102,8 +103,11 @@ def pages_router(
     clock: Callable[[], dt.datetime],
     sessions: Sessions,
     find_warnings: Callable[[], Sequence[str]] = tuple,
+    address: str | None = None,
 ) -> APIRouter:
     """Routes of all pages but the sign-in; each says what ``find_warnings`` finds.
+
+    ``address``: how sites reach the coordinator; None: as whoever looks at the page does.
 
     The endpoints are plain functions: FastAPI runs them in its thread pool.
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
@@ -120,10 +124,13 @@ def pages_router(
         except Problem as problem:
             return problem_response(problem, now)
 
+    def find_address(request: Request) -> str:
+        return address or str(request.base_url).rstrip("/")
+
     @router.get("/")
     def runs(request: Request) -> HTMLResponse:
-        only = _read_runs(request)
-        return answer(request, "runs.html", lambda now: _runs_page(store, now, only))
+        only, place = _read_runs(request), find_address(request)
+        return answer(request, "runs.html", lambda now: _runs_page(store, now, only, place))
 
     @router.get("/runs")
     def runs_elsewhere() -> RedirectResponse:
@@ -145,6 +152,7 @@ def pages_router(
                 losses,
                 _name(run),
                 now,
+                address=find_address(request),
                 rounds_before=_whole(rounds_before, "round") if rounds_before else None,
                 events_before=_whole(events_before, "event") if events_before else None,
                 from_zero=bool(zero),
@@ -238,7 +246,7 @@ def _read_runs(request: Request) -> frozenset[str] | None:
     return visit.person.runs
 
 
-def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None) -> RunsPage:
+def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None, address: str) -> RunsPage:
     """``only``: the runs to show; such a page does not follow the events of all."""
     latest = store.latest_event_id(None)
     shown = (run for run in store.runs(archived=True) if only is None or run.run in only)
@@ -254,6 +262,7 @@ def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None) -> 
         archived=tuple(run for run in everything if run.archived_at is not None),
         deleted=store.deletions() if only is None else (),
         comparable=len(runs) > 1,
+        first_steps=() if runs else list_first_steps(address),
     )
 
 

@@ -23,7 +23,7 @@ from server.pages.contexts import (
 from server.pages.explain import admission, weighting_name
 from server.pages.losses import TrainingLosses
 from server.pages.metric_words import confusion_tables, metric_charts, name_metric, write_metric
-from server.pages.offers import list_offers
+from server.pages.offers import list_next_steps, list_offers
 from server.pages.reader import Reader, newest_events, stream_of
 from server.pages.shadows import cost_of_shadows, curves_of_shadows
 from server.pages.weight_map import map_weights
@@ -57,11 +57,15 @@ def run_page(
     name: str,
     now: dt.datetime,
     *,
+    address: str,
     rounds_before: int | None = None,
     events_before: int | None = None,
     from_zero: bool = False,
 ) -> RunPage:
-    """The page of one run, with its newest rounds and events, or those before a round or an event."""
+    """The page of one run, with its newest rounds and events, or those before a round or an event.
+
+    ``address``: how sites reach the coordinator.
+    """
     # The newest id is read before the rest: what happens in between is then announced, not missed.
     latest = store.latest_event_id(name)
     run = store.run_view(name, now)
@@ -109,6 +113,7 @@ def run_page(
         older_events=log[-1].id if len(events) > len(log) else None,
         newer_events=events_before is not None,
         configuration=json.dumps(run.config.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        next_steps=list_next_steps(run, address),
         offers=list_offers(run),
         parameters=sum(math.prod(t.shape) for t in run.manifest if t.kind is TensorKind.PARAMETER),
     )

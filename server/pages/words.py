@@ -161,6 +161,23 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", ":")) else ".") if text else ""
 
 
+SHORT_REASON = 140
+
+
+def fold(text: str) -> tuple[str, str]:
+    """The first line of a reason, and the rest of it; lines that are too long end at a word.
+
+    >>> fold("the loss is NaN\\nat step 3")
+    ('the loss is NaN', 'at step 3')
+    """
+    first, _, rest = detail(text).strip().partition("\n")
+    if len(first) <= SHORT_REASON:
+        return first, rest.strip()
+    at = first.rfind(" ", 0, SHORT_REASON)
+    cut = at if at > 0 else SHORT_REASON
+    return f"{first[:cut]} …", f"… {first[cut:].strip()}" + (f"\n{rest.strip()}" if rest.strip() else "")
+
+
 def indexed(text: str) -> Markup:
     """The index of a symbol set as a real subscript, which fonts draw better than the small letter."""
     return escape(text).replace("ₖ", Markup("<sub>k</sub>"))
@@ -210,6 +227,7 @@ FILTERS = {
     "distance": distance,
     "duration": duration,
     "figure": figure,
+    "fold": fold,
     "indexed": indexed,
     "left_out": left_out,
     "moment": moment,

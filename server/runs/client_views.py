@@ -52,7 +52,8 @@ _SUMMARY = (
 )
 _RUN = (
     *_SUMMARY,
-    *("classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for", "totals"),
+    *("classes", "manifest", "initial_model", "model", "taken_indexes", "waiting_for", "obstacle"),
+    "totals",
 )
 _ROUND = (
     *("run", "round", "attempt", "status", "opened_at", "deadline_at", "closed_at", "completed_at"),

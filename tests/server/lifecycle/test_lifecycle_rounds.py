@@ -240,7 +240,7 @@ def test_after_the_last_attempt_the_run_pauses_and_says_why_and_resuming_gives_a
     run = _fail_all(collecting("ab", max_attempts=2)).run
     decision = _fail_all(run)
     assert decision.run.status == "paused"
-    why = "0 of 1 needed updates came (a failed: out of memory; b failed: out of memory)"
+    why = "0 of 1 needed updates came (all 2 clients failed: out of memory)"
     assert decision.run.reason == f"round 1 was abandoned in attempt 2: {why}"
     assert kinds(decision) == ["failure_reported", "round_abandoned", "run_paused"]
     run = play(decision.run, ResumeRequested()).run
