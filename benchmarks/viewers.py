@@ -2,8 +2,9 @@
 
 A real coordinator in a process of its own on SQLite. Clients and viewers are connections of this process, so
 that what is measured is the coordinator. The clients send the model that they were given, after a few
-heartbeats. Viewers follow the events of the run; they fetch no pages. Prints one JSON line. Target (issue 9):
-the viewers add less than a tenth to a round's processor time.
+heartbeats. Viewers follow the events of the run; with ``--pages`` they also fetch its page again whenever
+something happens, at the pace that the page gives, as its script does. Prints one JSON line. Target
+(issue 9): the viewers add less than a tenth to a round's processor time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.command import Failed, machine, parse, print_result
 from benchmarks.deployment import Deployment, deployment
 from benchmarks.polling import register
 from server.database.migrations import upgrade
+from server.pages.kept import REFETCH
 from shared.config import RunConfig
 from shared.schemas import RunRequest
 from shared.wire.digests import format_content_digest
@@ -81,10 +83,13 @@ class Client:
 
 
 class Viewer:
-    """An open page's stream: reads and forgets."""
+    """An open page's stream: reads and forgets. With ``pages`` it fetches the page when there is news."""
 
-    def __init__(self, url: httpx.URL, after: int) -> None:
+    def __init__(self, url: httpx.URL, after: int, *, pages: bool) -> None:
         self._address = url.host, url.port
+        self._pages = pages
+        self._news = asyncio.Event()
+        self.fetched, self.unchanged = 0, 0
         path = f"/api/v1/runs/{RUN}/events?after={after}"
         self._request = f"GET {path} HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode()
         self.bytes = 0
@@ -97,16 +102,49 @@ class Viewer:
             if not head.startswith(b"HTTP/1.1 200"):
                 raise Failed(f"A viewer was refused: {head.decode()[:200]}")
             opened.release()
-            while got := await reader.read(1 << 16):
-                self.bytes += len(got)
+            async with asyncio.TaskGroup() as tasks:
+                if self._pages:
+                    tasks.create_task(self._fetch_pages())
+                while got := await reader.read(1 << 16):
+                    self.bytes += len(got)
+                    if b"data:" in got:
+                        self._news.set()
+        finally:
+            writer.close()
+
+    async def _fetch_pages(self) -> None:
+        """On a connection of its own, as a browser keeps one."""
+        reader, writer = await asyncio.open_connection(*self._address)
+        etag, pace = "", 0.5
+        try:
+            while True:
+                await self._news.wait()
+                await asyncio.sleep(pace)
+                self._news.clear()
+                known = f"If-None-Match: {etag}\r\n" if etag else ""
+                asked = f"GET /runs/{RUN} HTTP/1.1\r\nHost: {self._address[0]}\r\nAccept: text/html\r\n"
+                writer.write(f"{asked}{REFETCH}: 1\r\n{known}\r\n".encode())
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = re.search(r"content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                self.fetched += 1
+                if head.startswith("http/1.1 304"):
+                    self.unchanged += 1
+                    continue
+                if not head.startswith("http/1.1 200"):
+                    raise Failed(f"A page was refused: {head[:200]}")
+                etag = head.partition("etag: ")[2].partition("\r\n")[0]
+                if found := re.search(rb'data-pace="([\d.]+)"', body):
+                    pace = float(found[1])
         finally:
             writer.close()
 
 
 @contextlib.asynccontextmanager
-async def watching(url: str, many: int, after: int) -> AsyncIterator[list[Viewer]]:
+async def watching(url: str, many: int, after: int, *, pages: bool) -> AsyncIterator[list[Viewer]]:
     """Viewers whose streams are open."""
-    viewers, opened = [Viewer(httpx.URL(url), after) for _ in range(many)], asyncio.Semaphore(0)
+    viewers = [Viewer(httpx.URL(url), after, pages=pages) for _ in range(many)]
+    opened = asyncio.Semaphore(0)
     tasks = [asyncio.create_task(viewer.run(opened)) for viewer in viewers]
     try:
         for _ in range(many):
@@ -171,38 +209,53 @@ def find_newest_event(running: Deployment) -> int:
     return int(found[1])
 
 
-async def compare(running: Deployment, clients: list[Client], viewers: int, rounds: int) -> dict[str, Any]:
+async def compare(
+    running: Deployment, clients: list[Client], viewers: int, rounds: int, *, pages: bool
+) -> dict[str, Any]:
     """The same number of rounds without viewers and with them, after some to warm up."""
     await play(clients, range(1, rounds + 1))
     alone = await measure_rounds(running, clients, range(rounds + 1, 2 * rounds + 1))
-    async with watching(running.url, viewers, find_newest_event(running)) as open_streams:
+    async with watching(running.url, viewers, find_newest_event(running), pages=pages) as open_streams:
         watched = await measure_rounds(running, clients, range(2 * rounds + 1, 3 * rounds + 1))
         each = statistics.mean(viewer.bytes for viewer in open_streams)
+    fetched = sum(viewer.fetched for viewer in open_streams)
     added = watched["cpu_seconds_a_round"] / alone["cpu_seconds_a_round"] - 1
     return {
         "alone": alone,
         "watched": watched,
         "bytes_a_viewer": round(each),
+        "pages_a_second": round(fetched / (rounds * watched["seconds_a_round"]), 1),
+        "pages_unchanged": sum(viewer.unchanged for viewer in open_streams),
         "added_share": round(added, 3),
         "within_target": added <= TARGET_SHARE,
     }
 
 
-def measure(folder: Path, *, viewers: int, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, *, viewers: int, rounds: int, pages: bool = False) -> dict[str, Any]:
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, CLIENTS)
     with deployment(folder, database) as running, enrolled(running, tokens, 3 * rounds) as clients:
-        found = asyncio.run(compare(running, clients, viewers, rounds))
-    return {"benchmark": "viewers", "viewers": viewers, "rounds": rounds, **machine(), **found}
+        found = asyncio.run(compare(running, clients, viewers, rounds, pages=pages))
+    return {
+        "benchmark": "viewers",
+        "viewers": viewers,
+        "rounds": rounds,
+        "pages": pages,
+        **machine(),
+        **found,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--viewers", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=20, help="rounds that are measured, each time")
+    parser.add_argument("--pages", action="store_true", help="viewers fetch the run's page again, too")
     chosen = parse(parser, {"viewers": 5, "rounds": 1})
-    print_result(lambda folder: measure(folder, viewers=chosen.viewers, rounds=chosen.rounds))
+    print_result(
+        lambda folder: measure(folder, viewers=chosen.viewers, rounds=chosen.rounds, pages=chosen.pages)
+    )
 
 
 if __name__ == "__main__":

@@ -298,8 +298,10 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         coordinator.store,
         coordinator.clock,
         coordinator.sessions,
+        coordinator.threads.run_for_viewers,
         coordinator.space.find_warnings,
         coordinator.entrance.url,
+        lambda: coordinator.feeds.followers,
     )
     app.include_router(pages, dependencies=[Viewer])
     for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator)):

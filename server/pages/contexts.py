@@ -74,7 +74,8 @@ class Page:
     """``events``: address of the stream that says when this page is out of date; ``None``: never.
 
     ``seal``: what the forms of who has signed in carry; ``None``: nobody has. ``visitor``: who looks at it.
-    ``warnings``: sentences about the coordinator itself, such as a disk that is nearly full.
+    ``warnings``: sentences about the coordinator itself, such as a disk that is nearly full. ``pace``: how
+    many seconds the page lets pass before it asks for itself again.
     """
 
     title: str
@@ -83,6 +84,7 @@ class Page:
     seal: str | None = None
     visitor: Person = ANYBODY
     warnings: Sequence[str] = ()
+    pace: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,12 +149,15 @@ def _steps_to_start(run: RunView) -> tuple[NextStep, ...]:
         command = shlex.join(["feddisco", "run", "approve", run.run, *unapproved])
         steps.append(NextStep(sentence="Let in who waits for approval:", lines=(command,)))
     if late:
-        sentence = f"Look at the log of the worker at {', '.join(late)}: it has enrolled, but sent no discrepancy."
+        sentence = (
+            f"Look at the log of the worker at {', '.join(late)}: it has enrolled, but sent no discrepancy."
+        )
         steps.append(NextStep(sentence=sentence))
     if missing > len(late) + len(unapproved):
         steps.append(
             NextStep(
-                sentence=f"Invite a site; {_trainers(missing)} more {'is' if missing == 1 else 'are'} needed:",
+                sentence="Invite a site; "
+                + ("1 more trainer is needed:" if missing == 1 else f"{missing} more trainers are needed:"),
                 lines=("feddisco clients invite",),
             )
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -19,6 +19,7 @@ from server.pages.chart_files import find_chart, write_csv, write_svg
 from server.pages.charts import LineChart
 from server.pages.compare_page import Asked, compare_page
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
+from server.pages.kept import INTERVAL_SECONDS, REFETCH, KeptPages, Made, PageKey
 from server.pages.losses import TrainingLosses
 from server.pages.offers import list_first_steps
 from server.pages.reader import Reader
@@ -38,6 +39,12 @@ STATIC = Path(__file__).parent / "static"
 """Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
 
 LARGEST_NUMBER = 999_999_999
+
+SECONDS_A_VIEWER = 0.02
+"""Each open page asks the more seldom for itself, the more are open: all together 50 times a second."""
+
+ANY_SEAL = "0000-seal-of-this-session-0000"
+"""Stands in a page that was made for several sessions where each has its own seal."""
 
 RECENTLY = dt.timedelta(minutes=2)
 """A waiting client asks again at least once a minute; one that is silent for longer is not counted."""
@@ -67,10 +74,36 @@ def environment() -> Environment:
 
 
 def render(template: str, page: Page, status: int = 200) -> HTMLResponse:
+    """The page as an answer that whoever asks may keep, if it asks again each time."""
+    return HTMLResponse(fill(template, page), status, headers={"Cache-Control": "no-cache"})
+
+
+def fill(template: str, page: Page) -> str:
     """The template with exactly the fields of its declared context."""
     fields = {field.name: getattr(page, field.name) for field in dataclasses.fields(page)}
-    html = environment().get_template(template).render(fields)
-    return HTMLResponse(html, status, headers={"Cache-Control": "no-cache"})
+    return environment().get_template(template).render(fields)
+
+
+def answer_made(sessions: Sessions, request: Request, made: Made, is_refetch: bool) -> Response:
+    """A page that was made for several, with this visitor's seal; 304 if its script has it already."""
+    visit: Visit = request.state.visit
+    headers = {"Cache-Control": "no-cache"}
+    if is_refetch:
+        headers["ETag"] = made.etag
+    if visit.session is None:
+        if is_refetch and request.headers.get("if-none-match") == made.etag:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return HTMLResponse(made.html, headers=headers)
+    headers["Cache-Control"] = "no-store"  # others may use the same machine
+    nonce, seal = sessions.protect_form(request)
+    has_page = is_refetch and request.headers.get("if-none-match") == made.etag
+    answer = (
+        Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        if has_page and sessions.has_nonce(request)
+        else HTMLResponse(made.html.replace(ANY_SEAL, seal), headers=headers)
+    )
+    sessions.keep_nonce(request, answer, nonce)
+    return answer
 
 
 def render_visit(
@@ -102,52 +135,82 @@ def pages_router(
     store: Reader,
     clock: Callable[[], dt.datetime],
     sessions: Sessions,
+    call: Callable[..., Awaitable[Any]],
     find_warnings: Callable[[], Sequence[str]] = tuple,
     address: str | None = None,
+    count_viewers: Callable[[], int] = lambda: 0,
 ) -> APIRouter:
     """Routes of all pages but the sign-in; each says what ``find_warnings`` finds.
 
-    ``address``: how sites reach the coordinator; None: as whoever looks at the page does.
+    ``call`` runs what reads and renders on a thread. ``address``: how sites reach the coordinator; None: as
+    whoever looks at the page does. ``count_viewers``: how many pages are open, which sets their pace.
 
-    The endpoints are plain functions: FastAPI runs them in its thread pool.
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
     """
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
     losses = TrainingLosses()
 
-    def answer(request: Request, template: str, make: Callable[[dt.datetime], Page]) -> HTMLResponse:
+    async def find_version(run: str | None) -> int:
+        return int(await call(store.latest_event_id, run))
+
+    kept = KeptPages(call, find_version)
+
+    def complete(page: Page) -> Page:
+        pace = max(INTERVAL_SECONDS, SECONDS_A_VIEWER * count_viewers())
+        return dataclasses.replace(page, warnings=tuple(find_warnings()), pace=round(pace, 1))
+
+    async def answer(request: Request, template: str, make: Callable[[dt.datetime], Page]) -> Response:
+        """A page for whoever asks; it is made for each of them."""
         now = clock()
         try:
-            made = dataclasses.replace(make(now), warnings=tuple(find_warnings()))
+            made = await call(lambda: complete(make(now)))
             return render_visit(sessions, request, template, made)
         except Problem as problem:
             return problem_response(problem, now)
+
+    async def answer_kept(
+        request: Request, template: str, run: str | None, make: Callable[[dt.datetime], Page]
+    ) -> Response:
+        """A page that follows what happens: made once for all who may see the same."""
+        visit: Visit = request.state.visit
+        is_signed_in = visit.session is not None
+        place = find_address(request) + request.url.path + f"?{request.url.query}"
+        is_refetch = REFETCH in request.headers
+
+        def render_anew() -> str:
+            page = dataclasses.replace(complete(make(clock())), visitor=visit.person)
+            return fill(template, dataclasses.replace(page, seal=ANY_SEAL) if is_signed_in else page)
+
+        try:
+            key = PageKey(place, visit.person, is_signed_in)
+            made = await kept.get(key, run, render_anew, is_refetch=is_refetch)
+        except Problem as problem:
+            return problem_response(problem, clock())
+        return answer_made(sessions, request, made, is_refetch)
 
     def find_address(request: Request) -> str:
         return address or str(request.base_url).rstrip("/")
 
     @router.get("/")
-    def runs(request: Request) -> HTMLResponse:
+    async def runs(request: Request) -> Response:
         only, place = _read_runs(request), find_address(request)
-        return answer(request, "runs.html", lambda now: _runs_page(store, now, only, place))
+        return await answer_kept(request, "runs.html", None, lambda now: _runs_page(store, now, only, place))
 
     @router.get("/runs")
     def runs_elsewhere() -> RedirectResponse:
         return RedirectResponse("/", HTTPStatus.PERMANENT_REDIRECT)
 
     @router.get("/runs/{run}")
-    def one_run(
+    async def one_run(
         request: Request,
         run: str,
         rounds_before: Annotated[str, Query(alias="rounds-before", max_length=20)] = "",
         events_before: Annotated[str, Query(alias="log-before", max_length=20)] = "",
         zero: Annotated[str, Query(max_length=1)] = "",
-    ) -> HTMLResponse:
-        return answer(
-            request,
-            "run.html",
-            lambda now: run_page(
+    ) -> Response:
+        def make(now: dt.datetime) -> Page:
+            return run_page(
                 store,
                 losses,
                 _name(run),
@@ -156,8 +219,9 @@ def pages_router(
                 rounds_before=_whole(rounds_before, "round") if rounds_before else None,
                 events_before=_whole(events_before, "event") if events_before else None,
                 from_zero=bool(zero),
-            ),
-        )
+            )
+
+        return await answer_kept(request, "run.html", _storable(run), make)
 
     @router.get("/runs/{run}/charts/{chart}.{kind}")
     def one_chart(
@@ -170,23 +234,17 @@ def pages_router(
             return problem_response(problem, clock())
 
     @router.get("/runs/{run}/rounds/{round}")
-    def one_round(
+    async def one_round(
         request: Request, run: str, round: str, attempt: Annotated[str, Query(max_length=20)] = ""
-    ) -> HTMLResponse:
-        return answer(
-            request,
-            "round.html",
-            lambda now: round_page(
-                store,
-                _name(run),
-                _whole(round, "round"),
-                now,
-                _whole(attempt, "attempt") if attempt else None,
-            ),
-        )
+    ) -> Response:
+        def make(now: dt.datetime) -> Page:
+            chosen = _whole(attempt, "attempt") if attempt else None
+            return round_page(store, _name(run), _whole(round, "round"), now, chosen)
+
+        return await answer_kept(request, "round.html", _storable(run), make)
 
     @router.get("/compare")
-    def compare(
+    async def compare(
         request: Request,
         runs: Annotated[list[str], Query(max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
         baseline: Annotated[str, Query(max_length=200)] = "",
@@ -194,18 +252,18 @@ def pages_router(
         target: Annotated[str, Query(max_length=20)] = "",
         round: Annotated[str, Query(max_length=20)] = "",
         apart: Annotated[str, Query(max_length=1)] = "",
-    ) -> HTMLResponse:
+    ) -> Response:
         only = _read_runs(request)
         asked = Asked(runs, baseline, measure, target, round, apart)
-        return answer(request, "compare.html", lambda now: compare_page(store, asked, now, only))
+        return await answer(request, "compare.html", lambda now: compare_page(store, asked, now, only))
 
     @router.get("/problems")
-    def problems(request: Request) -> HTMLResponse:
-        return answer(request, "problems.html", _problems_page)
+    async def problems(request: Request) -> Response:
+        return await answer(request, "problems.html", _problems_page)
 
     @router.get("/docs")
-    def reference(request: Request) -> HTMLResponse:
-        return answer(request, "reference.html", lambda now: reference_page(request.app.openapi(), now))
+    async def reference(request: Request) -> Response:
+        return await answer(request, "reference.html", lambda now: reference_page(request.app.openapi(), now))
 
     @router.get("/favicon.ico")
     def favicon() -> Response:
@@ -230,6 +288,11 @@ def _name(text: str) -> str:
     if find_unstorable(text) is not None:
         raise NotFound(f"There is no run {text[:40]!r}.")
     return text
+
+
+def _storable(run: str) -> str | None:
+    """The run whose newest event is asked for; None for a name that no run can have."""
+    return run if find_unstorable(run) is None else None
 
 
 def _whole(text: str, what: str) -> int:

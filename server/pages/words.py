@@ -161,7 +161,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?", ":")) else ".") if text else ""
 
 
-SHORT_REASON = 140
+SHORT_REASON = 240
 
 
 def fold(text: str) -> tuple[str, str]:

@@ -72,6 +72,10 @@ class Sessions:
         nonce = nonce if _NONCE.fullmatch(nonce) else secrets.token_hex(16)
         return nonce, self._seal(request, nonce)
 
+    def has_nonce(self, request: Request) -> bool:
+        """Whether the browser holds one, so that the seals of its pages stay right."""
+        return _NONCE.fullmatch(self._get(request, "form")) is not None
+
     def keep_nonce(self, request: Request, response: Response, nonce: str) -> None:
         self._set(request, response, "form", nonce)
 

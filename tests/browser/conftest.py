@@ -74,6 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> I
     recent = NOW - dt.timedelta(minutes=5)
     seed.running_run(store, rounds_done=1, started=recent)
     seed.enrolling_run(store)
+    seed.waiting_run(store, started=recent - dt.timedelta(minutes=10))
     seed.long_names_run(store)
     for name in LIVE_RUNS:
         seed.running_run(store, name, rounds_done=0, started=recent)

@@ -20,6 +20,7 @@ PAGES = {
     "running": "/runs/digits-niid1",
     "finished": "/runs/skin-lesions-2026",
     "enrolling": "/runs/waiting-for-three",
+    "waiting": "/runs/waiting-for-sites",
     "round": "/runs/skin-lesions-2026/rounds/2",
     "open round": "/runs/digits-niid1/rounds/2",
     "long names": f"/runs/{lengthen('melanoma-against-nevus')}",

@@ -48,12 +48,12 @@ def test_while_nobody_has_enrolled_and_while_too_few_have(here: tuple[TestClient
     client, store = here
     course = seed.Course(store, seed.config("demo", task="digits")).create()
     assert steps(client, "/runs/demo") == [
-        ("Invite a site; 6 trainers more are needed", INVITATION),
+        ("Invite a site; 6 more trainers are needed", INVITATION),
         ("There, next to its data", JOIN),
     ]
     course.enrol(only=4)
     assert steps(client, "/runs/demo") == [
-        ("Invite a site; 2 trainers more are needed", INVITATION),
+        ("Invite a site; 2 more trainers are needed", INVITATION),
         ("There, next to its data", JOIN),
         ("Or start it with the 4 trainers that are ready", "feddisco run start demo"),
     ]

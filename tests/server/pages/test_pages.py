@@ -263,7 +263,9 @@ def test_the_headline_says_what_is_awaited_and_until_when(here: tuple[TestClient
     assert "Round 2: waiting for gothenburg, karolinska, leiden until" in lead.text
     deadline = store.round_view("running", 2).deadline_at
     times = [
-        e for e in read(client, "/runs/running").all("time") if e.inside("p") and "data-clock" in e.attributes
+        e
+        for e in read(client, "/runs/running").all("time")
+        if e.parent and e.parent.attributes.get("class") == "deadline"
     ]
     assert [dt.datetime.fromisoformat(e.attributes["datetime"]) for e in times] == [deadline]
     assert re.fullmatch(r"in \d+\u202fmin \d\d\u202fs", times[0].text)

@@ -1,0 +1,101 @@
+"""Pages made once for all who may see the same: what costs a rendering is a change, not a viewer.
+
+An open page asks for itself again whenever something happens (``static/live.js``). Such a request waits
+until the page may be made anew, which is at most twice a second, and then takes what was made for everybody
+who waited. Who comes to a page by hand waits for nothing, and sees what is known at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from cachetools import LRUCache
+
+from server.web.security import Person
+
+__all__ = ["INTERVAL_SECONDS", "REFETCH", "KeptPages", "Made", "PageKey"]
+
+REFETCH: Final = "Feddisco-Refetch"
+"""The header by which a page's script says that it has the page already."""
+
+INTERVAL_SECONDS = 0.5
+"""Between two renderings of one page for its scripts, and at least three times as long as one takes."""
+KEPT_SECONDS = 1.0
+"""For who comes by hand while nothing has happened: heartbeats, which are no events, may be so old."""
+KEPT_PAGES = 64
+
+_CLOCKS = re.compile(r' data-now="[^"]*"|As of \d\d:\d\d:\d\d|(?<=data-clock>)[^<]*')
+"""What differs between two renderings of the same: the script keeps it right by itself."""
+
+
+@dataclass(frozen=True)
+class PageKey:
+    """What a rendering depends on beside the state of the run: its address, and who may see what."""
+
+    address: str
+    person: Person
+    is_signed_in: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """A rendering, and when it began, by the monotonic clock. ``etag`` says nothing of its clocks."""
+
+    html: str
+    etag: str
+    version: int
+    began: float
+    seconds: float
+
+    @property
+    def next_at(self) -> float:
+        return self.began + max(INTERVAL_SECONDS, 3 * self.seconds)
+
+
+class KeptPages:
+    """The newest rendering of each page; all methods run on the event loop.
+
+    ``call`` runs a function on the viewers' threads, ``find_version`` gives a run's newest event (None: that
+    of all runs).
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Callable[[], str]], Awaitable[str]],
+        find_version: Callable[[str | None], Awaitable[int]],
+    ) -> None:
+        self._call = call
+        self._find_version = find_version
+        self._made: LRUCache[PageKey, Made] = LRUCache(KEPT_PAGES)
+        self._locks: LRUCache[PageKey, asyncio.Lock] = LRUCache(KEPT_PAGES)
+
+    async def get(self, key: PageKey, run: str | None, make: Callable[[], str], *, is_refetch: bool) -> Made:
+        """The page as it is now, or was at most ``INTERVAL_SECONDS`` ago for who comes by hand.
+
+        Raises what ``make`` raises; nothing is kept then.
+        """
+        came = time.monotonic()
+        if is_refetch and (known := self._made.get(key)) is not None:
+            await asyncio.sleep(max(0.0, known.next_at - came))
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._made.get(key)
+            if known is not None and known.began >= came:
+                return known
+            version = await self._find_version(run)
+            if known is not None and known.version == version and came - known.began < KEPT_SECONDS:
+                return known
+            return await self._make(key, make, version)
+
+    async def _make(self, key: PageKey, make: Callable[[], str], version: int) -> Made:
+        began = time.monotonic()
+        html = await self._call(make)
+        digest = hashlib.sha256(_CLOCKS.sub("", html).encode()).hexdigest()
+        made = Made(html, f'"{digest[:32]}"', version, began, time.monotonic() - began)
+        self._made[key] = made
+        return made
