@@ -36,6 +36,11 @@ class BlobIntegrity:
         with self._lock:
             self._seen[digest] = identity
 
+    def forget(self, digest: str) -> None:
+        """The file is to be hashed before it is believed again."""
+        with self._lock:
+            self._seen.pop(digest, None)
+
     def has_seen(self, digest: str) -> bool:
         """Whether this process has hashed a file of this digest, which may have changed since."""
         with self._lock:

@@ -51,10 +51,17 @@ class BlobFaults:
         self.note(digest, fault)
         return fault
 
+    def read_again(self, digest: str) -> str | None:
+        """As ``find``, from the bytes that are there now, whatever this process remembers of the file."""
+        self._integrity.forget(digest)
+        return self.find(digest)
+
     def note(self, digest: str, fault: str | None) -> None:
         """What is wrong with the file, as it has just been read. Tells it if that is news."""
         if fault is None and digest in self._since:
             self.mend(digest)
+        if fault is not None:  # perhaps without a change of the file: what was seen of it counts no more
+            self._integrity.forget(digest)
         if fault is not None and digest not in self._since:
             log.error("the stored file %s %s", digest, fault)
             self._note(digest, fault)

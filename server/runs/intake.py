@@ -22,7 +22,15 @@ from server.runs.layout import RunLayout
 from server.runs.moves import Moves
 from server.runs.runner import Runner
 from server.runs.space import Space
-from shared.problems import Conflict, InvalidRequest, NotFound, OutOfBounds, Problem, UpdateRefused
+from shared.problems import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    OutOfBounds,
+    Problem,
+    UpdateInvalid,
+    UpdateRefused,
+)
 from shared.schemas import Failure, Metrics, Receipt, SecureAnswer, UpdateReport
 from shared.wire.validation import validate
 
@@ -178,16 +186,21 @@ class Intake:
         from shared.aggregation.figures import find_excess
 
         start = self.store.start_model(offer.run, offer.round, offer.report.attempt)
-        if start is None:
-            return  # no such attempt, as is said next
+        if start is None or self.faults.find(start) is not None:
+            return  # no such attempt, as is said next; or a lost or damaged model, for which its round waits
         try:
             with self.blobs.local(start) as path:
                 move = self.moves.measure(
                     start, path, incoming.digest, incoming.path, offer.layout.parameters
                 )
         except NotFound:
-            return  # a lost model, for which its round waits
-        if (excess := find_excess(move, offer.layout.max_norm)) is not None:
+            return  # lost this moment
+        except UpdateInvalid:  # the update has been validated: it is the stored model that cannot be read
+            if self.faults.read_again(start) is None:
+                raise
+            return
+        excess = find_excess(move, offer.layout.max_norm)
+        if excess is not None and self.faults.read_again(start) is None:
             raise OutOfBounds(
                 f"{excess}: it is not believed (max_norm)",
                 hint="The training diverged, or max_norm of the run is too small for its model.",

@@ -206,6 +206,33 @@ def test_the_scrub_finds_what_changed_behind_the_file_systems_back(database_url:
             connection.exec_driver_sql("UPDATE blobs SET checked_at = NULL")
         asyncio.run(scrub.look())
         assert store.faulty_blobs() == [sha256(FIRST)]
+        asyncio.run(scrub.look())
+        assert store.faulty_blobs() == [sha256(FIRST)], "that the file looks as before says nothing"
         assert first.until("train")["again"]
         assert first.upload("demo", 1, FIRST).status_code == 200
         assert store.faulty_blobs() == []
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["changed", "same size and times"])
+@pytest.mark.parametrize("place", [20, -1], ids=["header", "numbers"])
+def test_no_update_is_blamed_for_a_damaged_start_model(
+    database_url: str, tmp_path: Path, place: int, is_noticed: bool
+) -> None:
+    """A bit of the model on the coordinator's disk flips: the clients' updates are as good as before."""
+    with live(database_url, tmp_path / "data") as at:
+        made = at.create(value=0.5, min_clients=1, rounds=1, weighting={"kind": "sizes"}, max_norm=0.5)
+        (site,) = enrolled(at, (10,))
+        path = at.coordinator.blobs.path(made["initial_model"])
+        assert at.coordinator.faults.find(made["initial_model"]) is None
+        whole, before = path.read_bytes(), path.stat()
+        flipped = bytearray(whole)
+        flipped[place] ^= 0x40  # of a number: 0.5 becomes 2e38
+        path.write_bytes(flipped)
+        if not is_noticed:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        answer = site.upload("demo", 1, file_of(0.6))
+        assert answer.status_code == 200, answer.text
+        assert at.coordinator.store.faulty_blobs() == [made["initial_model"]]
+        path.write_bytes(whole)
+        at.wait_for(lambda: at.run()["status"] == "completed")
+        assert at.run()["model"] == sha256(file_of(0.6))
