@@ -33,7 +33,7 @@ from server.removals import Removals
 from server.revocations import FILE, Revocations
 from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
-from shared.files import PRIVATE, replace_file, storage_errors
+from shared.files import PRIVATE, make_folder, replace_file, storage_errors, sync_folder
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.versions import VERSION
 from shared.wire.digests import digest_of
@@ -110,7 +110,7 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
         for left in (folder / "snapshots").glob("*.partial"):
             shutil.rmtree(left)
         partial = folder / "snapshots" / f"{now:%Y%m%dT%H%M%S%fZ}.partial"
-        partial.mkdir(parents=True, mode=0o700)
+        make_folder(partial, mode=0o700)
     write_copy(settings.database, partial / DATABASE)
     with _opened(_unchanging(partial / DATABASE)) as store:
         needed, database_id = store.referenced_blobs(), store.read_database_id()
@@ -133,6 +133,7 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
     replace_file(partial / MANIFEST, json.dumps(manifest, indent=1).encode(), mode=PRIVATE)
     with storage_errors(folder):
         done = partial.rename(partial.with_suffix(""))
+        sync_folder(done.parent)
     if keep is not None:
         _remove_old(folder, keep)
     said = f"{done}: {len(needed)} files, {copied} of them new"

@@ -40,9 +40,12 @@ class FileLines:
 
     def append(self, entry: Mapping[str, Any]) -> None:
         with storage_errors(self._path.parent):
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
             try:
-                os.write(handle, format_line(entry))
+                # a crash or a full disk may have cut the line before: this one shall not become part of it
+                line = (b"" if _is_whole(handle) else b"\n") + format_line(entry)
+                while line:  # a disk that becomes full takes a part, and refuses the rest
+                    line = line[os.write(handle, line) :]
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -58,6 +61,11 @@ class FileLines:
             except FileNotFoundError:
                 return []
         return [found for line in lines if (found := parse_line(line)) is not None]
+
+
+def _is_whole(handle: int) -> bool:
+    size = os.fstat(handle).st_size
+    return size == 0 or os.pread(handle, 1, size - 1) == b"\n"
 
 
 def format_line(entry: Mapping[str, Any]) -> bytes:

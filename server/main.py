@@ -23,6 +23,7 @@ from server.ownership import owning
 from server.settings import Settings, unknown_variables
 from server.web.protocol import bound_protocol
 from server.web.security import ADMIN_FILE, VIEWER_FILE
+from shared.files import make_folder
 from shared.fingerprints import format_fingerprint
 from shared.problems import InvalidConfiguration, Problem, StorageUnavailable
 
@@ -122,7 +123,7 @@ def _say_who_reads(settings: Settings, address: str) -> None:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_folder(folder, mode=0o750)
         probe = folder / ".writable"
         probe.write_bytes(b"")
         probe.unlink()

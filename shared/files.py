@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ __all__ = [
     "MODE",
     "PARTIAL",
     "PRIVATE",
+    "make_folder",
     "remove_partial",
     "replace_file",
     "replacing",
@@ -60,6 +62,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make the folder, and those above it, where they are missing; they survive a power loss.
+
+    One that is there may have been made a moment before its maker was killed: its name is synced as well,
+    where this user may. Raises OSError.
+    """
+    missing = list(itertools.takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+    if not missing:
+        with suppress(OSError):
+            sync_folder(folder.parent)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from shared import wire
 from shared.config import Slug
-from shared.files import replace_file
+from shared.files import make_folder, replace_file
 from shared.schemas import Body, Digest, Train, UpdateReport
 from shared.wire.digests import digest_of
 from worker.state import set_aside
@@ -97,7 +97,8 @@ class RunJournal:
         self._warn = warn
         self._blobs = folder / "blobs"
         self._verified: set[str] = set()
-        self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, mode=0o700)
+        make_folder(self._blobs, mode=0o700)
         self._entry = self._read_entry()
         self._sweep()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from shared.files import PRIVATE, remove_partial, replace_file
+from shared.files import PRIVATE, make_folder, remove_partial, replace_file
 from shared.fingerprints import fingerprint_of, format_fingerprint
 from shared.problems import InvalidConfiguration
 from shared.schemas import Body
@@ -113,7 +113,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, mode=0o700)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from server.blobs.store import BATCH, BlobStore, Identity, is_digest
-from shared.files import replace_file, sync_folder
+from shared.files import make_folder, replace_file, sync_folder
 from shared.wire.digests import digest_of
 
 __all__ = ["MARK", "DiskBlobs", "file_lock", "identify_file"]
@@ -46,6 +46,10 @@ def file_lock(path: Path, *, exclusive: bool) -> Iterator[None]:
 
 class DiskBlobs(BlobStore):
     """``path`` is where the blob itself is."""
+
+    def __init__(self, folder: Path, *, create: bool = True) -> None:
+        super().__init__(folder, create=create)
+        self._synced: set[Path] = set()  # folders of blobs whose names are known to be durable
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -132,9 +136,9 @@ class DiskBlobs(BlobStore):
             with source.open("rb+") as file:
                 os.fsync(file.fileno())
             os.utime(source)  # its grace period in collect() begins now
-            if not target.parent.is_dir():
-                target.parent.mkdir(exist_ok=True)
-                sync_folder(self.folder)
+            if target.parent not in self._synced:  # one that is there may have been made a moment ago
+                make_folder(target.parent)
+                self._synced.add(target.parent)
             with self._lock(exclusive=False):
                 # even over an existing blob: that renews its age and mends a damaged one
                 os.replace(source, target)

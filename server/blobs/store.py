@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from server.blobs.receiving import Incoming, receive, take
-from shared.files import PARTIAL, storage_errors
+from shared.files import PARTIAL, make_folder, storage_errors
 from shared.problems import NotFound, StorageUnavailable
 from shared.schemas import DIGEST_PATTERN
 from shared.wire.digests import digest_of
@@ -52,7 +52,8 @@ class BlobStore(ABC):
         self._incoming = folder / "incoming"
         if create:
             with self._storage_errors():
-                self._incoming.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
+                make_folder(self._incoming)
 
     @abstractmethod
     def __str__(self) -> str:
