@@ -18,6 +18,15 @@ from tests.helpers.s3_service import S3Service, s3_service
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--schedule", type=int, help="the only seed to play (tests/faults/test_schedules.py)")
+    parser.addoption(
+        "--faults", type=int, default=8, help="random faults on each database (make test-faults)"
+    )
+    parser.addoption("--fault-seed", type=int, default=0, help="which random faults (make test-faults)")
+    parser.addoption("--faults-out", help="where a line is added for each random fault (make test-faults)")
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder with the published data sets, or the test is skipped."""

@@ -1,0 +1,141 @@
+"""Ten thousand schedules of the state machine, and some of the coordinator's objects over real databases.
+
+One seed again: ``pytest tests/faults/test_schedules.py --schedule SEED``. A schedule that fails leaves its
+steps and its history in a folder, which the failure names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history import History, Result, find_violations
+from tests.faults.memory_world import MemoryWorld
+from tests.faults.schedules import Plan, Schedule, World, draw_plan
+from tests.faults.stored_world import StoredWorld
+from tests.helpers.databases import Postgres
+
+STEPS = 40
+IN_MEMORY = 10_000
+PARTS = 4
+STORED = {"sqlite": 20, "postgresql": 6}
+PLANS = 64
+STORED_PLANS = 6
+"""Each is also played without faults, which takes as long."""
+
+MakeWorld = Callable[[Plan, int], World]
+
+
+class Player:
+    """Plays schedules in worlds of one kind; what a plan gives without faults is found once."""
+
+    def __init__(self, make: MakeWorld, folder: Path, plans: int) -> None:
+        self._make = make
+        self._folder = folder
+        self._plans = plans
+        self._undisturbed: dict[Plan, Result | None] = {}
+        self.seen: Counter[str] = Counter()
+
+    def play(self, seed: int, steps: int = STEPS) -> None:
+        plan = draw_plan(seed % self._plans)
+        if plan not in self._undisturbed:
+            self._undisturbed[plan] = Schedule(self._make(plan, -1), plan, 0).play(0).result
+        schedule = Schedule(self._make(plan, seed), plan, seed)
+        try:
+            history = schedule.play(steps)
+            history.undisturbed = self._undisturbed[plan]
+            found = [str(violation) for violation in find_violations(history)]
+        except Exception as error:
+            self._keep(seed, schedule)
+            raise AssertionError(self._describe(seed, plan, [repr(error)])) from error
+        if found:
+            self._keep(seed, schedule)
+            raise AssertionError(self._describe(seed, plan, found))
+        self._count(history)
+
+    def _keep(self, seed: int, schedule: Schedule) -> None:
+        folder = self._folder / f"schedule-{seed}"
+        folder.mkdir(exist_ok=True)
+        (folder / "steps.txt").write_text("\n".join(schedule.trace), encoding="utf-8")
+        schedule.history.write(folder / "history.json")
+
+    def _describe(self, seed: int, plan: Plan, found: list[str]) -> str:
+        return "\n".join(
+            (
+                f"schedule {seed} of {plan}, kept in {self._folder}:",
+                *found,
+                f"again: pytest tests/faults/test_schedules.py --schedule {seed}",
+            )
+        )
+
+    def _count(self, history: History) -> None:
+        """What the schedules have met, so that they are known to meet something."""
+        assert history.result is not None
+        self.seen.update(sent.answer for sent in history.sent)
+        self.seen.update(sent.reason for sent in history.sent)
+        self.seen.update(a.status for a in history.result.attempts)
+        self.seen.update(row.status for a in history.result.attempts for row in a.rows)
+
+
+def seeds(request: pytest.FixtureRequest, usual: range) -> range:
+    chosen: int | None = request.config.getoption("--schedule")
+    return usual if chosen is None else range(chosen, chosen + 1)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path: Path, part: int) -> None:
+    player = Player(lambda plan, seed: MemoryWorld(plan), tmp_path, PLANS)
+    chosen = seeds(request, range(part, IN_MEMORY, PARTS))
+    for seed in chosen:
+        player.play(seed)
+    if len(chosen) > 1:
+        wanted = {"acknowledged", "refused", "lost", "update-late", "update-stale", "update-already-received"}
+        wanted |= {"completed", "abandoned", "rewound", "aggregated", "failed", "timed_out"}
+        assert wanted <= player.seen.keys()
+
+
+@pytest.mark.timeout(600)
+def test_schedules_over_sqlite(request: pytest.FixtureRequest, tmp_path: Path, migrated_sqlite: Path) -> None:
+    worlds: list[StoredWorld] = []
+    places = itertools.count()
+
+    def make(plan: Plan, seed: int) -> StoredWorld:
+        folder = tmp_path / f"{seed}-{next(places)}"
+        folder.mkdir()
+        shutil.copyfile(migrated_sqlite, folder / "coordinator.sqlite")
+        worlds.append(StoredWorld(plan, f"sqlite:///{folder / 'coordinator.sqlite'}", folder))
+        return worlds[-1]
+
+    player = Player(make, tmp_path, STORED_PLANS)
+    for seed in seeds(request, range(STORED["sqlite"])):
+        player.play(seed)
+        while worlds:
+            worlds.pop().close()
+
+
+@pytest.mark.timeout(600)
+def test_schedules_over_postgresql(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
+) -> None:
+    """With two coordinators on one database and one folder."""
+    worlds: list[StoredWorld] = []
+    urls: list[str] = []
+    places = itertools.count()
+
+    def make(plan: Plan, seed: int) -> StoredWorld:
+        urls.append(postgres.fresh())
+        worlds.append(StoredWorld(plan, urls[-1], tmp_path / f"{seed}-{next(places)}", coordinators=2))
+        return worlds[-1]
+
+    player = Player(make, tmp_path, STORED_PLANS)
+    for seed in seeds(request, range(1000, 1000 + STORED["postgresql"])):
+        player.play(seed)
+        while worlds:
+            worlds.pop().close()
+            postgres.recycle(urls.pop())
