@@ -4,9 +4,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+FAULTS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-slow test-gpu test-compose test-chaos coverage lint format bench lock clean
+.PHONY: help env demo test test-fast test-slow test-gpu test-compose test-chaos test-faults coverage lint format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
@@ -17,10 +18,10 @@ demo: $(VENV)/.runtime ## train a federated model on this machine, with a status
 test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
 	@tools/system-packages.sh
 	@$(MAKE) --no-print-directory lint
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not slow" $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not slow and not browser and not e2e" $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not faults and not slow and not browser and not e2e" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## what takes minutes: Ray, benchmarks that are interrupted, further pairs of engine and kernels
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
@@ -34,8 +35,11 @@ test-compose: $(VENV)/.dev ## docker compose up, scale, stop and go on, with rea
 test-chaos: $(VENV)/.dev ## kill -9 of coordinator and workers at every step, the same final model each time
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m chaos $(PYTEST_ARGS)
 
+test-faults: $(VENV)/.dev ## random faults in real processes on both databases, as many as FAULTS says, and a checker of what was promised
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m faults --faults $(FAULTS) $(PYTEST_ARGS)
+
 coverage: $(VENV)/.dev ## branch coverage of what every model depends on, and the lines that no test reaches
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not slow and not browser and not e2e" \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow and not browser and not e2e" \
 		--cov --cov-report= $(PYTEST_ARGS)
 	@for part in shared server/lifecycle server/runs; do echo "$$part"; $(BIN)/coverage report --include="$$part/*" || exit 1; done
 

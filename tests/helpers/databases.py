@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -26,7 +26,7 @@ from psycopg import sql
 from server.database.migrations import head, upgrade
 from server.database.tables import metadata
 
-__all__ = ["NoPostgres", "Postgres", "own_cluster", "sqlite_template"]
+__all__ = ["NoPostgres", "OwnPostgres", "Postgres", "own_cluster", "sqlite_template"]
 
 
 class NoPostgres(Exception):
@@ -128,8 +128,62 @@ def _free_port() -> int:
         return port
 
 
+class OwnPostgres(Postgres):
+    """A server of the tests' own, which may be killed and started again on the same port and data."""
+
+    def __init__(
+        self, folder: Path, owner: str | None, binaries: Path, environment: Mapping[str, str]
+    ) -> None:
+        port = _free_port()
+        super().__init__(sa.URL.create("postgresql", "feddisco", None, "127.0.0.1", port, "postgres"))
+        self._folder = folder
+        self._owner = owner
+        self._environment = os.environ | environment
+        self._command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-k", str(folder)]
+        self._command += ["-p", str(port), "-h", "127.0.0.1"]
+        for setting in ("fsync=off", "full_page_writes=off", "max_connections=200"):
+            self._command += ["-c", setting]
+        initdb = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", "feddisco", "-A", "trust"]
+        initdb += ["-E", "UTF8", "--locale=C", "--no-sync"]
+        done = subprocess.run(initdb, user=owner, cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise NoPostgres(f"initdb failed: {done.stderr.strip()}")
+
+    def start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                user=self._owner,
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        for _ in range(300):
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(self.url.render_as_string(hide_password=False)).close()
+                return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        told = (self._folder / "log").read_text(errors="replace")[-2000:]
+        self.stop()
+        raise NoPostgres(f"postgres did not start: {told}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all that it has started."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)  # "fast shutdown"; its own session hears no Ctrl-C
+            self._process.wait(timeout=30)
+
+
 @contextlib.contextmanager
-def own_cluster() -> Iterator[Postgres]:
+def own_cluster(environment: Mapping[str, str] | None = None) -> Iterator[OwnPostgres]:
     """A PostgreSQL of our own in a temporary folder, without durability; raises :class:`NoPostgres`."""
     binaries, owner = _binaries(), _owner()
     # not pytest's folder: that belongs to root and is closed to others, and socket paths are short
@@ -137,62 +191,11 @@ def own_cluster() -> Iterator[Postgres]:
     try:
         if owner is not None:
             shutil.chown(folder, owner)
-        with _server(binaries, owner, folder) as server:
+        server = OwnPostgres(folder, owner, binaries, environment or {})
+        server.start()
+        try:
             yield server
+        finally:
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _server(binaries: Path, owner: str | None, folder: Path) -> Iterator[Postgres]:
-    data, port = folder / "data", _free_port()
-    initdb = [
-        str(binaries / "initdb"),
-        "-D",
-        str(data),
-        "-U",
-        "feddisco",
-        "-A",
-        "trust",
-        "-E",
-        "UTF8",
-        "--locale=C",
-    ]
-    done = subprocess.run([*initdb, "--no-sync"], user=owner, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise NoPostgres(f"initdb failed: {done.stderr.strip()}")
-    command = [
-        str(binaries / "postgres"),
-        "-D",
-        str(data),
-        "-p",
-        str(port),
-        "-k",
-        str(folder),
-        "-h",
-        "127.0.0.1",
-    ]
-    for setting in ("fsync=off", "full_page_writes=off", "max_connections=200"):
-        command += ["-c", setting]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, user=owner, cwd=folder, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        server = Postgres(sa.URL.create("postgresql", "feddisco", None, "127.0.0.1", port, "postgres"))
-        _wait(server, process, folder / "log")
-        yield server
-    finally:
-        process.send_signal(signal.SIGINT)  # "fast shutdown"; its own session hears no Ctrl-C
-        process.wait(timeout=30)
-
-
-def _wait(server: Postgres, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(300):
-        with contextlib.suppress(psycopg.OperationalError):
-            psycopg.connect(server.url.render_as_string(hide_password=False)).close()
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise NoPostgres(f"postgres did not start: {log.read_text(errors='replace')[-2000:]}")

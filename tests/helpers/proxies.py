@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 
 from tests.helpers.http_servers import Answer
 
-__all__ = ["Cut", "Rule", "pour", "proxy"]
+__all__ = ["Cut", "Exchange", "Rule", "pour", "proxy"]
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
 
@@ -30,9 +31,31 @@ def _pass_all(_method: str, _path: str, _length: int) -> None:
     return None
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A request that was passed on; ``answer`` is None if none came back."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    answer: Answer | None
+
+
+def _ignore(_exchange: Exchange) -> None:
+    pass
+
+
 @contextmanager
-def proxy(upstream: str, rule: Rule = _pass_all, idle_seconds: float = 60.0) -> Iterator[str]:
-    """A reverse proxy; an answer that takes longer than ``idle_seconds`` becomes a page of status 504."""
+def proxy(
+    upstream: str,
+    rule: Rule = _pass_all,
+    idle_seconds: float = 60.0,
+    listener: Callable[[Exchange], None] = _ignore,
+) -> Iterator[str]:
+    """A reverse proxy; an answer that takes longer than ``idle_seconds`` becomes a page of status 504.
+
+    ``listener`` is told, on any thread, of what was passed on, before the answer is handed back.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -53,10 +76,15 @@ def proxy(upstream: str, rule: Rule = _pass_all, idle_seconds: float = 60.0) -> 
             given = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
             try:
                 reply = client.request(self.command, upstream + self.path, headers=given, content=body)
-            except httpx.ReadTimeout:
+            except httpx.TransportError as error:
+                listener(Exchange(self.command, self.path, given, None))
+                if not isinstance(error, httpx.ReadTimeout):
+                    raise
                 return Answer(504, b"<h1>504 Gateway Time-out</h1>", {"Content-Type": "text/html"})
             kept = {name: value for name, value in reply.headers.items() if name.lower() not in HOP_BY_HOP}
-            return Answer(reply.status_code, reply.content, kept)
+            answer = Answer(reply.status_code, reply.content, kept)
+            listener(Exchange(self.command, self.path, given, answer))
+            return answer
 
         def _write(self, reply: Answer) -> None:
             self.send_response_only(reply.status)
