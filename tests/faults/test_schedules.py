@@ -1,4 +1,4 @@
-"""Ten thousand schedules of the state machine, and some of the coordinator's objects over real databases.
+"""Thousands of schedules of the state machine, and some of the coordinator's objects over a real database.
 
 One seed again: ``pytest tests/faults/test_schedules.py --schedule SEED``. A schedule that fails leaves its
 steps and its history in a folder, which the failure names.
@@ -18,14 +18,11 @@ from tests.faults.history import History, Result, find_violations
 from tests.faults.memory_world import MemoryWorld
 from tests.faults.schedules import Plan, Schedule, World, draw_plan
 from tests.faults.stored_world import StoredWorld
-from tests.helpers.databases import Postgres
 
 STEPS = 40
-IN_MEMORY = 10_000
-PARTS = 4
-STORED = {"sqlite": 20, "postgresql": 6}
-PLANS = 64
-STORED_PLANS = 6
+IN_MEMORY = range(0, 10_000, 4)
+STORED = range(20)
+STORED_PLANS = 8
 """Each is also played without faults, which takes as long."""
 
 MakeWorld = Callable[[Plan, int], World]
@@ -88,10 +85,9 @@ def seeds(request: pytest.FixtureRequest, usual: range) -> range:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path: Path, part: int) -> None:
-    player = Player(lambda plan, seed: MemoryWorld(plan), tmp_path, PLANS)
-    chosen = seeds(request, range(part, IN_MEMORY, PARTS))
+def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    player = Player(lambda plan, seed: MemoryWorld(plan), tmp_path, IN_MEMORY.stop)
+    chosen = seeds(request, IN_MEMORY)
     for seed in chosen:
         player.play(seed)
     if len(chosen) > 1:
@@ -113,29 +109,7 @@ def test_schedules_over_sqlite(request: pytest.FixtureRequest, tmp_path: Path, m
         return worlds[-1]
 
     player = Player(make, tmp_path, STORED_PLANS)
-    for seed in seeds(request, range(STORED["sqlite"])):
+    for seed in seeds(request, STORED):
         player.play(seed)
         while worlds:
             worlds.pop().close()
-
-
-@pytest.mark.timeout(600)
-def test_schedules_over_postgresql(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
-) -> None:
-    """With two coordinators on one database and one folder."""
-    worlds: list[StoredWorld] = []
-    urls: list[str] = []
-    places = itertools.count()
-
-    def make(plan: Plan, seed: int) -> StoredWorld:
-        urls.append(postgres.fresh())
-        worlds.append(StoredWorld(plan, urls[-1], tmp_path / f"{seed}-{next(places)}", coordinators=2))
-        return worlds[-1]
-
-    player = Player(make, tmp_path, STORED_PLANS)
-    for seed in seeds(request, range(1000, 1000 + STORED["postgresql"])):
-        player.play(seed)
-        while worlds:
-            worlds.pop().close()
-            postgres.recycle(urls.pop())
