@@ -352,7 +352,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
 
 def list_faults(fed: Federation) -> list[Fault]:
     """Those that are possible here: the clock needs a C compiler, the small disk the right to mount."""
-    missing = {set_the_clock: fed.clock is None, fill_the_disk: not fed.has_small_disk}
+    missing: dict[Fault, bool] = {set_the_clock: fed.clock is None, fill_the_disk: not fed.has_small_disk}
     return [fault for fault in FAULTS if not missing.get(fault, False)]
 
 
