@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = Path(os.environ.get("AXE_CORE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
-LOOKS = {
+LOOKS: dict[str, dict[str, Any]] = {
     "screen": {"viewport": {"width": 1280, "height": 900}},
     "dark phone": {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"},
 }

@@ -258,6 +258,7 @@ class StoredWorld:
                 blobs=at.blobs,
                 integrity=at.integrity,
                 faults=at.faults,
+                moves=at.intake.moves,
                 telemetry=at.telemetry,
                 patience=self._settings.lost_update_seconds,
                 hold=0.0,

@@ -300,7 +300,7 @@ def test_nash_mtl_by_gradient_descent_on_the_vectors() -> None:
         torch.autograd.backward(loss)
         return loss
 
-    ascent.step(objective)
+    ascent.step(objective)  # type: ignore[no-untyped-call]
     unit = (direction / direction.norm()).detach()
     scores = 1 / (updates @ unit)  # the bargain's condition, for a direction of unit length
     weighed = NashMtlWeighting().weigh(round_of(x, moved, [10, 900, 20, 5]))

@@ -553,8 +553,8 @@ def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None
     engine.dispose()
 
 
-def test_rounds_of_before_schema_0022_have_no_shadows(empty_database_url: str) -> None:
-    upgrade(empty_database_url, "0022")
+def test_rounds_of_before_schema_0016_have_no_shadows(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0016")
     downgrade(empty_database_url, "0015")
     engine = make_engine(empty_database_url)
     at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
@@ -564,7 +564,7 @@ def test_rounds_of_before_schema_0022_have_no_shadows(empty_database_url: str) -
         connection.execute(clients.insert().values(**values))
         score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
         connection.execute(evaluations.insert().values(**score, at=at))
-    upgrade(empty_database_url, "0022")
+    upgrade(empty_database_url, "0016")
     with engine.begin() as connection:
         found = connection.execute(sa.select(evaluations.c.client, evaluations.c.shadows)).all()
         assert found == [("judge", None)]
@@ -577,8 +577,8 @@ def test_rounds_of_before_schema_0022_have_no_shadows(empty_database_url: str) -
     engine.dispose()
 
 
-def test_evaluations_of_schema_0022_have_no_confusion_matrix(empty_database_url: str) -> None:
-    upgrade(empty_database_url, "0022")
+def test_evaluations_of_schema_0016_have_no_confusion_matrix(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0016")
     engine = make_engine(empty_database_url)
     at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
     with engine.begin() as connection:
@@ -587,13 +587,13 @@ def test_evaluations_of_schema_0022_have_no_confusion_matrix(empty_database_url:
         connection.execute(clients.insert().values(**values))
         score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
         connection.execute(evaluations.insert().values(**score, at=at))
-    upgrade(empty_database_url, "0023")
+    upgrade(empty_database_url, "0017")
     with engine.begin() as connection:
         assert connection.execute(sa.select(evaluations.c.round, evaluations.c.confusion)).all() == [
             (0, None)
         ]
         connection.execute(evaluations.update().values(confusion=[[1.0, 0.0], [0.5, 0.5]]))
-    downgrade(empty_database_url, "0022")
+    downgrade(empty_database_url, "0016")
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT client, examples FROM evaluations")).all() == [("judge", 5)]
     engine.dispose()

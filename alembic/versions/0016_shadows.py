@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0022"
+revision = "0016"
 down_revision = "0015"
 branch_labels = None
 depends_on = None
