@@ -25,7 +25,11 @@
 
   // ------------------------------------------------------------- differences
 
-  const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE && (node.id || node.dataset.key)) || "";
+  // A section is known by its heading: one that comes or goes must not be taken for its neighbour.
+  const keyOf = (node) => {
+    if (node.nodeType !== Node.ELEMENT_NODE) return "";
+    return node.id || node.dataset.key || (node.nodeName === "SECTION" && node.getAttribute("aria-labelledby")) || "";
+  };
 
   const alike = (a, b) => a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
@@ -119,6 +123,16 @@
       return wanted && !wanted.isEqualNode(shown);
     });
 
+  // What is in the middle of the window is what is read: it stays there when something grows above it.
+  function holdInView() {
+    const middle = document.elementFromPoint(window.innerWidth / 2, window.innerHeight / 2);
+    const held = window.scrollY > 0 && middle?.closest("#main > *");
+    const before = held && held.getBoundingClientRect().top;
+    return () => {
+      if (held && held.isConnected) window.scrollBy(0, held.getBoundingClientRect().top - before);
+    };
+  }
+
   function show(page) {
     if (isOutdated(page)) {
       delete main.dataset.events; // this page follows no more
@@ -126,8 +140,9 @@
       location.reload();
       return;
     }
-    const wanted = page.getElementById("main");
-    morph(main, wanted);
+    const stay = holdInView();
+    morph(main, page.getElementById("main"));
+    stay();
     document.title = page.title;
     skew = Date.parse(main.dataset.now) - Date.now();
     tick();
