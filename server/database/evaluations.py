@@ -17,7 +17,7 @@ from shared.problems import Conflict, Forbidden, InvalidRequest
 from shared.schemas import EnrolmentStatus, EvaluationView, Metrics, Role, RoundStatus
 from shared.scores import summarise
 
-__all__ = ["add_evaluation", "counts_for_headline", "list_evaluations", "read_headlines"]
+__all__ = ["add_evaluation", "counts_for_headline", "list_evaluations", "make_evaluation", "read_headlines"]
 
 
 def add_evaluation(
@@ -109,10 +109,12 @@ def list_evaluations(
     chosen: sa.ColumnElement[bool] = evaluations.c.run == run
     chosen &= evaluations.c.round == number if number is not None else evaluations.c.round >= since
     statement = sa.select(evaluations).where(chosen).order_by(evaluations.c.round, evaluations.c.client)
-    return [
-        EvaluationView(**{**row._mapping, "shadows": row.shadows or {}})
-        for row in connection.select(statement)
-    ]
+    return [make_evaluation(row) for row in connection.select(statement)]
+
+
+def make_evaluation(row: sa.Row[Any]) -> EvaluationView:
+    """Of a whole row of ``evaluations``."""
+    return EvaluationView(**{**row._mapping, "shadows": row.shadows or {}})
 
 
 def counts_for_headline() -> sa.ColumnElement[bool]:

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.database.configs import Configs, no_such_run
+from server.database.evaluations import make_evaluation
 from server.database.session import Reading
 from server.database.tables import are_of_one_attempt, enrolments, evaluations, participants, rounds, runs
 from server.lifecycle.state import Enrolment, Participant, Policy, Round, Run, Score, Wait
@@ -163,7 +164,7 @@ _SCORES = (
 def _read_scores(connection: Reading, run: str, config: RunConfig) -> tuple[Score, ...]:
     """What the evaluators say of each round, by the metric that decides."""
     rows = connection.select(_SCORES, {"of_run": run})
-    return tuple(_score(EvaluationView(**row._mapping), config.deciding_metric) for row in rows)
+    return tuple(_score(make_evaluation(row), config.deciding_metric) for row in rows)
 
 
 def _score(evaluation: EvaluationView, name: str | None) -> Score:
