@@ -200,7 +200,11 @@ class Intake:
                 raise
             return
         excess = find_excess(move, offer.layout.max_norm)
-        if excess is not None and self.faults.read_again(start) is None:
+        if excess is None:
+            return
+        if self.faults.read_again(start) is not None:
+            self.moves.forget(start)  # it was measured on a damaged file
+        else:
             raise OutOfBounds(
                 f"{excess}: it is not believed (max_norm)",
                 hint="The training diverged, or max_norm of the run is too small for its model.",

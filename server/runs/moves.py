@@ -52,6 +52,14 @@ class Moves:
             self._moves[model, update, names] = move
         return move
 
+    def forget(self, model: str) -> None:
+        """What was measured on this model, whose file turned out to be damaged."""
+        with self._lock:
+            for key in [key for key in self._moves if key[0] == model]:
+                del self._moves[key]
+            for known in [known for known in self._norms if known[0] == model]:
+                del self._norms[known]
+
 
 def _names(parameters: Iterable[TensorSpec]) -> Names:
     """Of two runs with the same files one may train more of the tensors."""
