@@ -23,7 +23,7 @@ test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and 
 test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not faults and not slow and not browser and not e2e" $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.dev ## what takes minutes: Ray, benchmarks that are interrupted, further pairs of engine and kernels
+test-slow: $(VENV)/.dev ## what takes minutes: Ray, interrupted benchmarks, further kills and demos
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## what has to hold on an NVIDIA GPU; without one it says so, and compares the CPU with itself

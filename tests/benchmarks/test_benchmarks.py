@@ -110,6 +110,7 @@ def test_a_sigterm_leaves_nothing(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in started.output
 
 
+@pytest.mark.slow
 def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
     with benchmark(tmp_path, "overhead", "--", "--algorithms", "somebody.elses:*") as started:
         assert started.wait() == 1
@@ -121,6 +122,7 @@ def test_a_worker_that_declines_ends_it_with_the_reason(tmp_path: Path) -> None:
     assert "Traceback" not in started.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "role", "sentence"),
     mostly_slow(

@@ -132,6 +132,7 @@ def test_each_run_trains_on_the_labels_of_its_own_contract(tmp_path: Path) -> No
         assert made.log("north").count("misspelt: not taking part, data: train/light/patient-0.png") == 2
 
 
+@pytest.mark.slow
 def test_projects_of_other_classes_share_a_coordinator(tmp_path: Path) -> None:
     """Two projects of other classes complete; each site declines the other's, and a misspelt third."""
     sites = {"north": SHADES, "south": SHADES, "west": {"round": 60, "square": 160}}

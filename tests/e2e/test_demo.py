@@ -35,6 +35,7 @@ def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert re.search(r"Final model sha256 [0-9a-f]{64}", lines)
 
 
+@pytest.mark.slow
 def test_the_secure_demo_ends_with_the_same_table_and_shows_its_steps(tmp_path: Path) -> None:
     with demo(tmp_path, "--port", "0", "--rounds", "2", "--secure") as started:
         assert started.wait() == 0, started.output
@@ -49,7 +50,11 @@ def test_the_secure_demo_ends_with_the_same_table_and_shows_its_steps(tmp_path: 
     assert sorted(own) == ["0.1515"] * 5 + ["0.2424"], "each from its own log alone"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
     with demo(tmp_path, "--port", "0") as started:
         started.read_until(r"Status page: \S+")

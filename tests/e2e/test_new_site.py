@@ -132,6 +132,7 @@ def draw_images(folder: Path, seed: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
+@pytest.mark.slow
 def test_a_new_site_in_five_commands(machine: Callable[[str], Machine], tmp_path: Path) -> None:
     assert (len(COORDINATOR), len(SITE)) == (3, 2), "as the README says"
     assert "three commands" in section("Your own run")

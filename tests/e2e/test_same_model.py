@@ -47,6 +47,7 @@ def simulated(config: RunConfig, folder: Path) -> str:
     return simulate(config, source=None, out=folder / "result.jsonl", say=lambda line: None)
 
 
+@pytest.mark.slow
 def test_nobody_is_killed(system: Deployment, undisturbed: str) -> None:
     system.create(run_config("calm", **KILLED))
     assert system.digest("calm") == undisturbed

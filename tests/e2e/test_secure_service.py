@@ -73,6 +73,7 @@ STEPS = ("advertise", "share", "upload", "agree", "unmask")
 SLOW = {"local": {"steps": 200, "batch_size": 16, "learning_rate": 0.01}, "rounds": 2}
 
 
+@pytest.mark.slow
 def test_a_worker_and_the_coordinator_are_killed_at_each_step(on_sqlite: Deployment, tmp_path: Path) -> None:
     """One site is frozen, so that each step waits for it; then it or the coordinator is killed."""
     config = secure_config("killed", **SLOW)
@@ -254,6 +255,7 @@ def play_one_round(system: Deployment, config: RunConfig) -> None:
     system.wait_for(lambda: not is_open(system, run), "the open round is over")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory through /proc")
 def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     config = secure_config("searched", rounds=20)

@@ -97,6 +97,7 @@ def _undisturbed(folder: Path) -> str:
         return _final_model(at)
 
 
+@pytest.mark.slow
 def test_stopped_and_killed_in_training_the_final_model_is_the_same(tmp_path: Path) -> None:
     expected = _undisturbed(tmp_path / "undisturbed")
     state = tmp_path / "site-1"

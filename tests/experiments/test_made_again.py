@@ -51,6 +51,7 @@ def is_made_like_here(result: Committed) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_committed_round_made_again_is_the_same_model(tmp_path: Path) -> None:
     alike = [each for each in committed() if each.first["seconds"] < SLOW and is_made_like_here(each)]
     if not alike:
