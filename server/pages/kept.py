@@ -88,7 +88,9 @@ class KeptPages:
             if known is not None and known.began >= came:
                 return known
             version = await self._find_version(run)
-            if known is not None and known.version == version and came - known.began < KEPT_SECONDS:
+            # a script comes since something happened, and a heartbeat changes no version
+            is_same = known is not None and known.version == version and not is_refetch
+            if known is not None and is_same and came - known.began < KEPT_SECONDS:
                 return known
             return await self._make(key, make, version)
 

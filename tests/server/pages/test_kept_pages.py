@@ -67,6 +67,16 @@ def test_one_rendering_a_change_for_all_who_look() -> None:
     assert seen == {'<main data-now="2"> version 1</main>'}
 
 
+def test_a_script_sees_a_heartbeat_which_changes_no_version() -> None:
+    async def play() -> int:
+        desk = Desk()
+        await desk.get()
+        await desk.get(is_refetch=True)
+        return desk.made
+
+    assert asyncio.run(play()) == 2
+
+
 def test_who_comes_by_hand_sees_what_has_just_happened() -> None:
     async def play() -> list[str]:
         desk, seen = Desk(), []
