@@ -553,17 +553,22 @@ def test_runs_of_schema_0010_were_never_changed(empty_database_url: str) -> None
     engine.dispose()
 
 
+def insert_evaluation(connection: sa.Connection) -> None:
+    """A run whose first model a judge has scored, as of schema 0015."""
+    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+    insert_run(connection, "demo", "running")
+    values = {"client": "judge", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+    connection.execute(clients.insert().values(**values))
+    score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
+    connection.execute(evaluations.insert().values(**score, at=at))
+
+
 def test_rounds_of_before_schema_0016_have_no_shadows(empty_database_url: str) -> None:
     upgrade(empty_database_url, "0016")
     downgrade(empty_database_url, "0015")
     engine = make_engine(empty_database_url)
-    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
     with engine.begin() as connection:
-        insert_run(connection, "demo", "running")
-        values = {"client": "judge", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
-        connection.execute(clients.insert().values(**values))
-        score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
-        connection.execute(evaluations.insert().values(**score, at=at))
+        insert_evaluation(connection)
     upgrade(empty_database_url, "0016")
     with engine.begin() as connection:
         found = connection.execute(sa.select(evaluations.c.client, evaluations.c.shadows)).all()
@@ -580,13 +585,8 @@ def test_rounds_of_before_schema_0016_have_no_shadows(empty_database_url: str) -
 def test_evaluations_of_schema_0016_have_no_confusion_matrix(empty_database_url: str) -> None:
     upgrade(empty_database_url, "0016")
     engine = make_engine(empty_database_url)
-    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
     with engine.begin() as connection:
-        insert_run(connection, "demo", "running")
-        values = {"client": "judge", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
-        connection.execute(clients.insert().values(**values))
-        score = {"run": "demo", "round": 0, "client": "judge", "examples": 5, "per_category": {}, "extra": {}}
-        connection.execute(evaluations.insert().values(**score, at=at))
+        insert_evaluation(connection)
     upgrade(empty_database_url, "0017")
     with engine.begin() as connection:
         assert connection.execute(sa.select(evaluations.c.round, evaluations.c.confusion)).all() == [
