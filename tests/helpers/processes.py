@@ -8,13 +8,13 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -23,11 +23,27 @@ from feddisco.console import find_newest
 from feddisco.demo import Processes
 from shared.config import RunConfig
 from shared.schemas import LedgerRow, RoundView, RunRequest, RunStatus
+from tests.helpers.fork_server import start_forked
 
 __all__ = ["HELD", "Deployment", "Settings", "deployment", "run_config"]
 
 PATIENCE_SECONDS = 150.0  # against a hang, not a measure: machines may be busy
-POLL_SECONDS = 0.01
+POLL_SECONDS = 0.01, 0.2  # at first, and when it takes long: each question costs the coordinator time
+
+
+@dataclass
+class ForkedProcesses(Processes):
+    """Processes that spare themselves what is the same at every start."""
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        environment = os.environ | self.environment
+        if "LD_PRELOAD" in environment:
+            return super().start(name, *arguments)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = start_forked(arguments, environment, log)
+        self.running[name] = cast("subprocess.Popen[bytes]", process)
+        return self.running[name]
+
 
 Settings = Mapping[str, object]
 """What becomes FEDDISCO_* variables."""
@@ -151,17 +167,16 @@ class Deployment:
 
     def console(self, *arguments: str, code: int = 0, settings: Settings | None = None) -> str:
         """``feddisco ARGUMENTS`` as an operator's process; returns what it wrote, stderr included."""
-        with self._environment({"data_folder": self.data_folder, **(settings or {})}):
-            done = subprocess.run(
-                [sys.executable, "-m", "feddisco", *arguments],
-                env=os.environ | self.processes.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=PATIENCE_SECONDS,
-            )
-        assert done.returncode == code, f"feddisco {' '.join(arguments)}: {done.returncode}\n{done.stdout}"
-        return done.stdout
+        with (
+            self._environment({"data_folder": self.data_folder, **(settings or {})}),
+            tempfile.TemporaryFile() as output,
+        ):
+            process = start_forked(arguments, os.environ | self.processes.environment, output)
+            ended = process.wait(PATIENCE_SECONDS)
+            output.seek(0)
+            said = output.read().decode()
+        assert ended == code, f"feddisco {' '.join(arguments)}: {ended}\n{said}"
+        return said
 
     # ------------------------------------------------------------ runs
 
@@ -198,11 +213,13 @@ class Deployment:
     def wait_for(self, condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
         """The condition's first true value; a coordinator that is down does not count as false."""
         end = time.monotonic() + seconds
+        pause, longest = POLL_SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(httpx.TransportError):
                 if found := condition():
                     return found
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(pause * 1.3, longest)
         raise AssertionError(f"not within {seconds:.0f} s: {what}\n{self.logs()}")
 
     def logs(self) -> str:
@@ -238,7 +255,7 @@ def deployment(folder: Path, database_url: str | None = None) -> Iterator[Deploy
     }
     if database_url is not None:
         environment["FEDDISCO_DATABASE_URL"] = database_url
-    made = Deployment(Processes(folder, environment))
+    made = Deployment(ForkedProcesses(folder, environment))
     try:
         yield made
     finally:
