@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.problems import InvalidConfiguration, InvalidRequest
+from shared.vocabulary import Metric
 
 __all__ = ["Metric", "Target", "check_possible", "discrepancy", "largest", "shares"]
 
-Metric = Literal["kl", "l1", "l2", "cosine"]
 Target = Literal["uniform"] | Sequence[float]
 Distribution = NDArray[np.float64]
 _ROUNDING = 1e-9

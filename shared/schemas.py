@@ -9,9 +9,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from shared.config import Metric, RunConfig, Slug
+from shared.config import RunConfig
 from shared.secure.messages import Agreements, Answer, Inbox, Message, Roster, Survivors
 from shared.texts import find_unstorable
+from shared.vocabulary import JOIN_TOKEN_SECONDS as JOIN_TOKEN_SECONDS
+from shared.vocabulary import Metric, Slug
+from shared.vocabulary import Role as Role
+from shared.vocabulary import UserRole as UserRole
 
 PROTOCOL = 2
 """Version of what is in this file; exchanged at registration, other versions are refused."""
@@ -41,6 +45,7 @@ Step = Literal["advertise", "share", "upload", "agree", "unmask"]
 class Body(BaseModel):
     """What comes in: frozen, no extra fields, finite numbers."""
 
+    # built at once: FastAPI's adapters warn of their own making when they are built later
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -57,29 +62,12 @@ class Body(BaseModel):
 class View(BaseModel):
     """What goes out. Infinity is written as a string, since JSON has no word for it."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", defer_build=True)
 
 
 _WITH_BYTES = ConfigDict(
     frozen=True, ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64"
 )
-
-
-class Role(StrEnum):
-    TRAINER = "trainer"
-    EVALUATOR = "evaluator"
-
-
-class UserRole(StrEnum):
-    """What a person's token is for; each may what those before it may."""
-
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    ADMIN = "admin"
-
-    def includes(self, other: UserRole) -> bool:
-        order = list(UserRole)
-        return order.index(self) >= order.index(other)
 
 
 class RunStatus(StrEnum):
@@ -240,9 +228,6 @@ class Erasure(View):
 
     name: str | None = Field(description="under which its numbers stay; None: not yet, see `waiting_for`")
     waiting_for: tuple[str, ...] = Field((), description="open rounds that count an update of it")
-
-
-JOIN_TOKEN_SECONDS = 7 * 86400
 
 
 class JoinTokenRequest(Body):

@@ -15,13 +15,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.addresses import check_address
-from shared.config import Metric, Partition, Slug
 from shared.documents import parse_json
 from shared.join_codes import JoinCode, read_join_code
 from shared.left_out import OnBroken
+from shared.partition_choice import Partition
 from shared.problems import InvalidConfiguration
-from shared.schemas import Role
-from worker.policy import Disclosure, Epsilon, OnChangedData, Sizes, Tell
+from shared.vocabulary import Metric, Role, Slug
+from worker.words import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
 __all__ = ["Precision", "WorkerSettings", "load"]
 

@@ -12,12 +12,12 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from shared.secure.encoding import encode
 from shared.secure.faults import AttemptAbandoned, ProtocolRefused
 from shared.secure.keys import (
     agree_on_secret,
     agreement_key_of,
     derive_key,
-    encode,
     has_signed,
     identity_of,
     make_agreement_key,

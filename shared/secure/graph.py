@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.secure.keys import encode
+from shared.secure.encoding import encode
 
 __all__ = ["COMPLETE_UP_TO", "Graph", "degree_for", "draw_graph"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -13,13 +12,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from shared.secure.encoding import encode
 from shared.secure.faults import ProtocolRefused
 
 __all__ = [
     "agree_on_secret",
     "agreement_key_of",
     "derive_key",
-    "encode",
     "has_signed",
     "identity_of",
     "make_agreement_key",
@@ -30,12 +29,6 @@ __all__ = [
 ]
 
 _NONCE_BYTES = 12
-
-
-def encode(purpose: str, *parts: Any) -> bytes:
-    """What is signed, hashed or authenticated, unambiguously: no two lists of parts give the same bytes."""
-    shown = [part.hex() if isinstance(part, bytes) else part for part in parts]
-    return json.dumps(["feddisco-secure-1", purpose, *shown], separators=(",", ":")).encode()
 
 
 def make_identity() -> bytes:

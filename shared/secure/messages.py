@@ -15,8 +15,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from shared.frozen import Frozen
+from shared.secure.encoding import encode
 from shared.secure.graph import Graph, draw_graph
-from shared.secure.keys import encode
 from shared.secure.ring import SMALLEST_SUM
 
 __all__ = [

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.problems import InvalidConfiguration, ModelDiverged
+from shared.secure.encoding import encode
 from shared.secure.faults import AttemptAbandoned, ProtocolRefused
 from shared.secure.graph import degree_for, draw_graph
-from shared.secure.keys import agree_on_secret, derive_key, encode, open_sealed, seal
+from shared.secure.keys import agree_on_secret, derive_key, open_sealed, seal
 from shared.secure.masks import Mask, apply_masks
 from shared.secure.ring import Bits, Ring, join_limbs, split_limbs
 from shared.secure.sharing import combine, split

@@ -18,6 +18,7 @@ from shared.fingerprints import parse_fingerprint
 from shared.frozen import Frozen
 from shared.left_out import OnBroken
 from shared.secure.ring import SMALLEST_SUM
+from worker.words import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
 __all__ = [
     "DEALT",
@@ -32,13 +33,8 @@ __all__ = [
     "Tell",
 ]
 
-Disclosure = Literal["none", "noised", "exact"]
-Sizes = Literal["exact", "rounded"]
-OnChangedData = Literal["enrol", "decline", "continue"]
-Tell = Literal["sentences", "full"]
 TargetKind = Literal["uniform", "explicit", "global"]
 
-Epsilon = Annotated[float, Field(ge=0.001, le=100, allow_inf_nan=False)]
 _Strings = tuple[Annotated[str, Field(min_length=1, max_length=500)], ...]
 _Patterns = Annotated[_Strings, Field(min_length=1)]
 _Fewest = Annotated[int, Field(ge=1, strict=True)]

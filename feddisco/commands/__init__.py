@@ -1,0 +1,1 @@
+"""The commands, by file; ``feddisco.main`` imports the one file that a call needs."""

@@ -1,0 +1,29 @@
+"""The flags of commands that call a coordinator, and of those that read its database and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from feddisco.flags import add_flags
+from feddisco.settings import CONNECTION, ConsoleSettings
+from server.settings import Settings
+from shared.problems import InvalidConfiguration
+
+__all__ = ["calls_coordinator", "load_coordinator_settings"]
+
+calls_coordinator = add_flags(ConsoleSettings, *CONNECTION)
+
+
+def load_coordinator_settings(flags: Mapping[str, Any]) -> Settings:
+    """The coordinator's settings: flags that were given, over the environment."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        faults = (
+            ": ".join([*(str(part) for part in fault["loc"][:1]), fault["msg"].removeprefix("Value error, ")])
+            for fault in error.errors()
+        )
+        raise InvalidConfiguration("; ".join(faults), hint="See docs/settings-coordinator.md.") from None
