@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -66,17 +66,18 @@ def measure(
     workers: int,
     database_url: str | None,
     worker_flags: Sequence[str] = (),
+    secure: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     flags = ("--task", TASK, "--algorithms", ALGORITHM, *worker_flags)
     with deployment(folder, database_url) as running:
-        running.admin.create(make_run_request(running.admin, _config(large, rounds, workers)))
+        running.admin.create(make_run_request(running.admin, _config(large, rounds, workers, secure)))
         for number in range(workers):
             running.start_worker(f"worker-{number:02}", *flags)
         views, first, last = _follow(running)
     return _result(views, first, last, large=large, workers=workers, database_url=database_url)
 
 
-def _config(large: bool, rounds: int, workers: int) -> RunConfig:
+def _config(large: bool, rounds: int, workers: int, secure: Mapping[str, Any] | None) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "overhead",
@@ -89,6 +90,7 @@ def _config(large: bool, rounds: int, workers: int) -> RunConfig:
             "local": {"steps": 0},
             "weighting": {"kind": "disco"},
             "evaluate_every": 0,
+            "secure": secure,
         }
     )
 
@@ -145,6 +147,7 @@ def _result(
         "workers": workers,
         "parameters": parameters,
         "bytes_a_round": (last.bytes - first.bytes) // rounds,
+        "bytes_of_an_update": max(row.bytes or 0 for row in views[-1].ledger),
         "bytes_of_models_a_round": 2 * workers * parameters * 4,
         "coordinator_cpu_seconds_a_round": round((last.coordinator - first.coordinator) / rounds, 4),
         "one_workers_cpu_seconds_a_round": round((last.workers - first.workers) / rounds / workers, 4),

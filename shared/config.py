@@ -16,6 +16,7 @@ from shared.metric_names import check_metric
 from shared.own_parts import OwnPath, is_own
 from shared.partition_choice import Partition
 from shared.presets import expanded
+from shared.privacy import PrivateTraining, find_conflict
 from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.schedules import CONSTANT, Schedule
@@ -338,6 +339,9 @@ class RunConfig(Frozen):
     secure: SecureSums | None = Field(
         None, description="None: updates arrive in clear; otherwise only their sums are known"
     )
+    dp: PrivateTraining | None = Field(
+        None, description="None: training by plain gradients; otherwise by DP-SGD at each client"
+    )
     data_licence: str | None = Field(
         None, max_length=200, description="of the data, for whoever takes the model home"
     )
@@ -403,6 +407,7 @@ class RunConfig(Frozen):
         if self.classes is not None and isinstance(weights, tuple) and len(weights) != len(self.classes):
             raise ValueError(f"local.class_weights has {len(weights)} for {len(self.classes)} classes")
         self._check_secure()
+        self._check_private()
         self._check_shadows()
         if self.also and len(self.name) > _LONGEST_WITH_TWIN:
             raise ValueError(
@@ -435,6 +440,19 @@ class RunConfig(Frozen):
                     f"shadow: {each.label} asks sites for more than {self.weighting.kind}, the run's "
                     "weighting; let it be the run's weighting, and that one the shadow"
                 )
+
+    def _check_private(self) -> None:
+        if self.dp is None:
+            return
+        conflict = find_conflict(
+            weighting=self.weighting.kind,
+            needs=self.weighting.needs,
+            clip_norm=self.local.clip_norm,
+            class_weights=self.local.class_weights,
+            loss=self.local.loss,
+        )
+        if conflict is not None:
+            raise ValueError(f"dp: {conflict}")
 
     def _check_secure(self) -> None:
         if self.secure is None:

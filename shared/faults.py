@@ -54,6 +54,9 @@ class FaultCode(StrEnum):
     SUMS_ONLY = "sums-only"
     TOO_FEW_IN_SUM = "too-few-in-sum"
     FEATURES_NOT_TOLD = "features-not-told"
+    NOT_PRIVATE = "not-private"
+    PRIVACY_SPENT = "privacy-spent"
+    NO_PRIVACY = "no-privacy"
     NO_DATA = "no-data"
     NO_EXAMPLES = "no-examples"
     DATA_UNFIT = "data-unfit"
@@ -138,6 +141,15 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.FEATURES_NOT_TOLD: (
         "The site does not tell what the run's algorithm asks of the features of each class (algorithm)."
     ),
+    FaultCode.NOT_PRIVATE: (
+        "The site takes part only in runs that train with differential privacy, which this one does not (dp)."
+    ),
+    FaultCode.PRIVACY_SPENT: (
+        "The run would cost the site's examples more privacy than its policy leaves, in all runs together."
+    ),
+    FaultCode.NO_PRIVACY: (
+        "The run's differential privacy (dp) cannot be had at the site; its log says why."
+    ),
     FaultCode.NO_DATA: "There are no data at the site. The worker has ended.",
     FaultCode.NO_EXAMPLES: "The site has no examples for its part in the run.",
     FaultCode.DATA_UNFIT: (
@@ -209,6 +221,9 @@ LASTING: Final = frozenset(
         FaultCode.SUMS_ONLY,
         FaultCode.TOO_FEW_IN_SUM,
         FaultCode.FEATURES_NOT_TOLD,
+        FaultCode.NOT_PRIVATE,
+        FaultCode.PRIVACY_SPENT,
+        FaultCode.NO_PRIVACY,
         FaultCode.CONFIGURATION,
         FaultCode.MODEL_DIFFERS,
         FaultCode.NO_DATA,

@@ -494,6 +494,9 @@ class LedgerRow(View):
     )
     end_loss: float | None = Field(None, description="the same of the model that it sent")
     seconds: float | None = None
+    epsilon: float | None = Field(
+        None, description="of the run's differential privacy so far, where the site tells it"
+    )
     update: str | None = Field(None, description="digest of the uploaded file")
     bytes: int | None = None
     uploaded_at: dt.datetime | None = None
@@ -814,6 +817,9 @@ class UpdateReport(Body):
         None, description="mean loss of the received model on the training examples, if the run asks for it"
     )
     end_loss: float | None = Field(None, description="the same of the model sent")
+    epsilon: float | None = Field(
+        None, ge=0, description="what the run has cost the examples so far, where the site tells it"
+    )
 
 
 class Receipt(View):

@@ -16,6 +16,7 @@ from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.tasks import task_of
 from shared.tasks.loading import load_examples
+from shared.training.private import seeded_key
 from shared.training.workbench import ClientTask, Workbench
 from simulation.kernels import KernelsName, use_kernels
 
@@ -85,6 +86,11 @@ class WorkbenchSpec:
         task = task_of(config)
         task.cache = self.cache
         splits = lru_cache(lambda split: load_examples(task, split, self.source, config.seed))
+        if config.dp is not None and self.kernels != "torch":
+            raise InvalidConfiguration(
+                f"dp: the {self.kernels} kernels make no gradients of single examples",
+                hint="Simulate it with --kernels torch.",
+            )
         algorithm = load_algorithm(config.algorithm)
         workbench = Workbench(config, task, algorithm, splits, config.partition, device)
         use_kernels(self.kernels, workbench.model, task)
@@ -93,7 +99,9 @@ class WorkbenchSpec:
 
 def carry_out(workbench: Workbench, job: Job) -> ClientResult:
     """Train, write the update and what the client keeps, if it keeps anything."""
-    result = workbench.train(job.task, clock=time.perf_counter)
+    key = seeded_key(workbench.config.seed, job.task.round, job.task.index)
+    private = workbench.make_private(job.task, key)
+    result = workbench.train(job.task, clock=time.perf_counter, private=private)
     wire.write(job.update, result.tensors, durable=False)  # the round is trained again after a crash
     if any(result.kept.values()):
         wire.write(job.kept, result.kept)

@@ -126,7 +126,10 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         sentence = f"this site has no examples to {'evaluate' if role is Role.EVALUATOR else 'train'} on"
         raise LocalFault(Fault(FaultCode.NO_EXAMPLES), sentence)
     if role is Role.TRAINER:
+        from worker.private_rounds import check_private_plan  # imports PyTorch
+
         _check_batches(local, site, len(examples))
+        check_private_plan(local, index, site)
     masked = role is Role.TRAINER and local.view.config.secure is not None
     asked = local.view.config.weighting.discrepancy
     if role is Role.TRAINER and asked is not None and not masked:

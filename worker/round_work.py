@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from worker.faults import (
     local_faults,
 )
 from worker.heartbeat import Heartbeat
+from worker.private_rounds import begin_private_round, find_own_epsilon, find_told_epsilon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from shared.schemas import Evaluate, Metrics, SecureStep, Train
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
-    from worker.policy import Sizes
     from worker.progress import Reporter
     from worker.secure_work import SecureWork
     from worker.shutdown import Shutdown
@@ -146,10 +146,12 @@ class RoundWork:
     def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
         """Raises :class:`Stopped` where it was asked to, :class:`worker.faults.LocalFault` for all else."""
         with self.reporter.show_training(job.title) as show, local_faults(Doing.TRAINING):
+            private = begin_private_round(job.local, job.task, self.site)
             is_secure = _is_secure(job.local)
 
             def on_progress(progress: TrainProgress) -> None:
-                heartbeat.update(NOT_TOLD if is_secure else progress)  # steps tell the number of examples
+                told = replace(progress, loss=progress.loss if private is None else None)
+                heartbeat.update(NOT_TOLD if is_secure else told)  # steps tell the number of examples
                 show(progress)
 
             try:
@@ -158,6 +160,7 @@ class RoundWork:
                     clock=self.clock,
                     on_progress=on_progress,
                     should_stop=lambda: self._is_to_stop(heartbeat),
+                    private=private,
                 )
             except Stopped:
                 if not self._is_to_stop(heartbeat):
@@ -168,7 +171,7 @@ class RoundWork:
         self, job: _Job, result: LocalResult, journal: RunJournal, heartbeat: Heartbeat
     ) -> FinishedUpdate:
         """Write what was trained to the journal, as soon as there is space for it: it is kept meanwhile."""
-        report = _report(job, result, self.site.policy_for(job.local.view).sizes)
+        report = self._report(job, result)
         while True:
             try:
                 return journal.record(job.assignment, job.before, result.tensors, result.kept, report)
@@ -180,6 +183,20 @@ class RoundWork:
             if self._is_to_stop(heartbeat):
                 raise Stopped
             self.sleep(SPACE_POLL_SECONDS)
+
+    def _report(self, job: _Job, result: LocalResult) -> UpdateReport:
+        """What is told with the update; of private training no loss, to which no noise is added."""
+        is_private = job.local.view.config.dp is not None
+        return UpdateReport(
+            attempt=job.assignment.attempt,
+            steps=result.steps,
+            examples=told_size(result.examples, self.site.policy_for(job.local.view).sizes),
+            loss=None if is_private else result.loss,
+            seconds=max(0.0, result.seconds),
+            start_loss=result.start_loss,
+            end_loss=result.end_loss,
+            epsilon=find_told_epsilon(job.local, job.assignment.index, self.site),
+        )
 
     def _tell_stopped(self, job: _Job, heartbeat: Heartbeat) -> None:
         if heartbeat.stop_reason is not None:
@@ -209,6 +226,8 @@ class RoundWork:
         report = update.report
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
         trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
+        if (epsilon := find_own_epsilon(local, assignment.index, self.site)) is not None:
+            trained += f", epsilon {epsilon:.3g} so far"
         self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(size)}")
 
     def give_up(self, assignment: Train | SecureStep, fault: LocalFault) -> None:
@@ -262,18 +281,6 @@ def _describe_refusal(refused: InvalidRequest) -> LocalFault:
         told = Fault(FaultCode.OTHER_EXAMPLES, counts={"now": now, "enrolled": enrolled})
         return LocalFault(told, str(refused))
     return describe_fault(refused, Doing.TRAINING)
-
-
-def _report(job: _Job, result: LocalResult, sizes: Sizes) -> UpdateReport:
-    return UpdateReport(
-        attempt=job.assignment.attempt,
-        steps=result.steps,
-        examples=told_size(result.examples, sizes),
-        loss=result.loss,
-        seconds=max(0.0, result.seconds),
-        start_loss=result.start_loss,
-        end_loss=result.end_loss,
-    )
 
 
 def _is_secure(local: LocalRun) -> bool:

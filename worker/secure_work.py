@@ -242,7 +242,8 @@ class SecureWork:
         written = self._hide(client, assignment.inbox, vector, journal)
         summed = _read_summed(journal).model_copy(update={"scored": assignment.round, "score": score})
         _keep(journal.folder / "summed.json", summed)
-        return written.path, written.digest, UpdateReport(attempt=assignment.attempt, steps=0, examples=0)
+        told = UpdateReport(attempt=assignment.attempt, steps=0, examples=0, epsilon=update.report.epsilon)
+        return written.path, written.digest, told
 
     def _upload_totals(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> None:
         """This site's examples and its discrepancy, or its labels, in the sum that ends enrolment."""

@@ -23,6 +23,7 @@ from shared.training.workbench import Workbench
 from worker.disclosure import Disclosures, Question, Rule
 from worker.faults import LocalFault, local_faults
 from worker.policy.check import check_run, find_rule
+from worker.privacy_account import PrivacyAccount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ class Site:
         self._cache = cache
         self.say = say
         self.disclosures = Disclosures(settings.state)
+        self.account = PrivacyAccount(settings.state)
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
 
@@ -120,6 +122,10 @@ class Site:
 
     def policy_for(self, view: RunView) -> Policy:
         return self._policy.for_data(dealt=self.is_dealt(view))
+
+    def where(self, key: str) -> str:
+        """What states a key of the policy, for this site's log."""
+        return self._policy.where(key)
 
     def is_dealt(self, view: RunView) -> bool:
         """Whether the run's partition deals the data: then they are nobody's secret."""

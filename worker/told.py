@@ -19,9 +19,11 @@ from typing import Any
 
 from shared.files import PRIVATE, storage_errors
 
-__all__ = ["Told", "told_lines"]
+__all__ = ["ACCOUNT", "Told", "told_lines"]
 
 FILE = "told.jsonl"
+ACCOUNT = "privacy-spent.json"
+"""What private training has cost: :mod:`worker.privacy_account`."""
 
 
 class Told:

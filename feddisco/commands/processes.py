@@ -118,12 +118,18 @@ def worker_told(
     ),
 ) -> None:
     """List all that the worker has told its coordinator about its data, oldest first."""
-    from worker.told import told_lines
+    from worker.told import ACCOUNT, told_lines
 
     if not state.is_dir():
         raise InvalidConfiguration(f"there is no state folder at {state}.", hint="Give it with --state.")
     for line in told_lines(state):
         echo(line)
+    for folder in (state, *sorted(state.glob("slot-*"))):
+        if (folder / ACCOUNT).exists():
+            from worker.privacy_account import spent_lines  # imports PyTorch
+
+            for line in spent_lines(folder):
+                echo(line)
 
 
 @worker_app.command("identity")

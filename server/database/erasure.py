@@ -37,7 +37,16 @@ _TOLD_AT_ENROLMENT = (
     *("reason", "last_error", "left_out", "approved_examples"),
     *("discrepancy", "discrepancy_metric", "grade", "epsilon", "identity"),
 )
-_TOLD_IN_A_ROUND = ("reason", "progress", "heartbeat_at", "loss", "seconds", "start_loss", "end_loss")
+_TOLD_IN_A_ROUND = (
+    "reason",
+    "progress",
+    "heartbeat_at",
+    "loss",
+    "seconds",
+    "start_loss",
+    "end_loss",
+    "epsilon",
+)
 _NAMING = ("participants", "reason")
 """Details of other events that may name it."""
 

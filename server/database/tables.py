@@ -280,6 +280,7 @@ participants = sa.Table(
     _column("seconds", sa.Double, null=True),
     _column("start_loss", sa.Double, null=True),
     _column("end_loss", sa.Double, null=True),
+    _column("epsilon", sa.Double, null=True, comment="of the run's differential privacy, where told"),
     _column("uploaded_at", UtcDateTime, null=True),
     # heartbeat
     _column("progress", Json, null=True),

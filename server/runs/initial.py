@@ -37,10 +37,12 @@ def make_initial(
         NotFound: no such weights were uploaded.
     """
     from shared.algorithms import check_optimizer, load_algorithm
+    from shared.training.private_checks import check_private
     from shared.wire import largest_bytes
 
     algorithm = load_algorithm(config.algorithm)  # before a model is built
     check_features(config, algorithm)
+    check_private(config, algorithm)
     check_optimizer(config, algorithm)
     config.local.in_round(1, config.rounds)  # a schedule of one's own runs here, too
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
@@ -61,6 +63,7 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.tasks import task_of
     from shared.training.optimizers import check_local
+    from shared.training.private_checks import check_private_model
     from shared.wire.tensors import manifest_of, state_of
 
     if ":" in config.task:
@@ -77,6 +80,7 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     check_metrics(config.metrics, task.classes, task.outputs)
     check_local(task, config.local)
     model = task.build_model(config.model, config.seed)
+    check_private_model(config, model)
     with blobs.workspace() as folder:
         written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})
         digest = blobs.adopt(written.path, written.digest)

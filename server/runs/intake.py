@@ -154,6 +154,7 @@ class Intake:
             seconds=report.seconds,
             start_loss=report.start_loss,
             end_loss=report.end_loss,
+            epsilon=report.epsilon,
         )
         decision = self.runner.commit(offer.run, offer.event, actor=offer.client, facts=facts, now=now)
         if not decision.effects:  # accepted before: by another connection now, or long ago, and lost since

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.config import LocalTraining
     from shared.data import Examples
     from shared.tasks.base import Task
+    from shared.training.private import PrivateGradients, PrivateRound
 
 __all__ = [
     "LOCAL_BUFFERS",
@@ -82,12 +83,14 @@ def train(
     buffers: Literal["average", "keep-local"] = "average",
     on_progress: Callable[[TrainProgress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    private: PrivateRound | None = None,
 ) -> LocalResult:
     """Train ``model`` (overwritten by ``start``) on ``examples`` for one round.
 
     ``start`` holds every tensor of the manifest, ``received`` and ``kept`` the algorithm's groups
     (a missing group is zero); with ``keep-local`` buffers, ``kept[LOCAL_BUFFERS]`` and the result's
     ``kept[LOCAL_BUFFERS]`` carry the client's own. ``seed`` is the run's; ``clock`` gives seconds.
+    ``private``: by DP-SGD, with samples and noise of its key in place of the run's batches.
 
     Raises:
         Stopped: ``should_stop`` (asked before every batch) said so.
@@ -109,7 +112,8 @@ def train(
         round=round,
         look=partial(_look, task, examples, device),
     )
-    loop = _Loop(task, algorithm, state, local, device, precision, find_loss(task, local, examples, device))
+    loss = find_loss(task, local, examples, device)
+    loop = _Loop(task, algorithm, state, local, device, precision, loss)
     smallest = smallest_batch(model)
     check_batches(local, len(examples), smallest)
     if not algorithm.trains(round):
@@ -117,6 +121,8 @@ def train(
     steps = planned_steps(local, len(examples), seed, round, index, smallest)
     epochs = epochs_of(steps, local, len(examples), smallest)
     order = batches(local, len(examples), seed, round, index, smallest)
+    if private is not None:
+        order = loop.train_privately(private, len(examples), steps, epochs)
     augmentation = torch_generator(seed, "augmentation", round, index)
     with reproducible(derive(seed, "dropout", round, index), device):
         algorithm.begin(state)
@@ -161,15 +167,34 @@ class _Loop:
         self.look_every = 1 if device.type == "cpu" else LOSS_EVERY
         self.mean_loss: float | None = None
         self._sum = torch.zeros((), device=device)
+        self._private: PrivateGradients | None = None
+
+    def train_privately(
+        self, private: PrivateRound, examples: int, steps: int, epochs: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """From now on gradients are noised; returns the samples to take, as :func:`batches` does."""
+        from shared.training.private import NoiseStream, PrivateGradients, draw_samples
+
+        if private.spending.steps != steps or self.dtype is not None:
+            raise ValueError(f"{private.spending} is not of {steps} steps in float32")
+        stream = NoiseStream(private.key)
+        self._private = PrivateGradients(
+            self.state.model, self.parameters, self.loss, private, stream, examples
+        )
+        return draw_samples(stream, private.spending, examples, -(-steps // max(1, epochs)))
 
     def step(self, examples: Examples, positions: Tensor, augmentation: torch.Generator) -> None:
         """One batch: the examples at ``positions``, wherever they are resident."""
         batch = examples.subset(positions).to(self.device)
-        objective = self._objective(self.task.prepare(batch.inputs, augmentation), batch.targets)
+        inputs = self.task.prepare(batch.inputs, augmentation)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.scaler.scale(objective))
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            self.scaler.unscale_(self.optimizer)
+        if self._private is not None:
+            lost = self._private.fill(inputs, batch.targets)
+            self._sum += 0 if lost is None else lost
+        else:
+            torch.autograd.backward(self.scaler.scale(self._objective(inputs, batch.targets)))
+            if isinstance(self.optimizer, torch.optim.Optimizer):
+                self.scaler.unscale_(self.optimizer)
         self.algorithm.on_gradient(self.state)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)

@@ -22,8 +22,11 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, TensorKind
 from shared.seeds import torch_generator
 from shared.training import LOCAL_BUFFERS, train
+from shared.training.accountant import Spending, check_epsilon, find_epsilon, find_noise
+from shared.training.batches import planned_steps
 from shared.training.evaluation import EVALUATION_BATCH, evaluate
 from shared.training.optimizers import check_local
+from shared.training.private_checks import check_private, check_private_model
 from shared.training.proxy import ProxySet
 from shared.weightings.base import Need
 from shared.wire.tensors import load_into, manifest_of
@@ -39,8 +42,11 @@ if TYPE_CHECKING:
     from shared.data.partition import Share
     from shared.tasks.base import Split, Task
     from shared.training import LocalResult, Precision, TrainProgress
+    from shared.training.private import PrivateRound
 
 __all__ = ["ClientTask", "Inputs", "Workbench"]
+
+_ROUNDING = 1 + 1e-9  # of sums of the same terms in another order
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,12 @@ class Workbench:
         check_metrics(config.metrics, task.classes, task.outputs)
         check_local(task, config.local)
         check_optimizer(config, algorithm)
+        check_private(config, algorithm)
+        check_private_model(config, model)
+        if config.dp is not None and precision != "float32":
+            raise InvalidConfiguration(
+                f"dp: trains in float32, not in {precision}", hint="Leave out --precision at this site."
+            )
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
@@ -191,8 +203,14 @@ class Workbench:
         clock: Callable[[], float],
         on_progress: Callable[[TrainProgress], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
+        private: PrivateRound | None = None,
     ) -> LocalResult:
-        """Carry out the task. Raises what :func:`shared.training.train` and reading the files raise."""
+        """Carry out the task. Raises what :func:`shared.training.train` and reading the files raise.
+
+        ``private`` is of :meth:`make_private` if the run has ``dp``, and otherwise None.
+        """
+        if (private is None) is not (self.config.dp is None):
+            raise ValueError("private training without its noise, or the other way round")
         needs = self.config.weighting.needs
         with self._inputs(task) as inputs:
             if Need.START_LOSS in needs:
@@ -218,9 +236,76 @@ class Workbench:
                 buffers=self.config.buffers,
                 on_progress=on_progress,
                 should_stop=should_stop,
+                private=private,
             )
         end_loss = self._own_loss(task.index) if Need.END_LOSS in needs else None
         return replace(result, start_loss=start_loss, end_loss=end_loss)
+
+    # ------------------------------------------------------------ differential privacy
+
+    def make_private(
+        self, task: ClientTask, key: bytes, spent: Sequence[Spending] = ()
+    ) -> PrivateRound | None:
+        """What the client's round is trained with if the run has ``dp``; None if it has none.
+
+        ``spent`` is what the client has trained in this run: where that is more than its rounds so far (a
+        round that was begun again), what is left of the run's epsilon has to do with more noise.
+
+        Raises :class:`InvalidConfiguration` if it cannot be had: too few examples, nothing left, no Opacus.
+        """
+        from shared.training.private import PrivateRound
+
+        dp = self.config.dp
+        if dp is None:
+            return None
+        plan = self.plan_private(task.index, task.round)
+        later = self._most_steps(len(self.training_examples(task.index))) * (self.config.rounds - task.round)
+        left = replace(plan, steps=plan.steps + later)
+        if dp.epsilon is not None and find_epsilon((*spent, left), dp.delta) > dp.epsilon * _ROUNDING:
+            noise = find_noise(dp.epsilon, dp.delta, left.rate, left.steps, spent)
+            plan = replace(plan, noise_multiplier=noise)
+        return PrivateRound(plan, dp.clip, key)
+
+    def plan_private(self, index: int | None, round: int | None = None) -> Spending:
+        """What one round of the client spends as the run plans it; without ``round``: all of its rounds.
+
+        Raises as :meth:`make_private`, also where epsilon would say nothing.
+        """
+        dp, examples = self.config.dp, len(self.training_examples(index))
+        if dp is None or not examples:
+            return Spending(1.0, 0.0, 0)
+        if dp.delta * examples >= 1:
+            raise InvalidConfiguration(
+                f"dp: delta {dp.delta:g} allows to give away one of {examples} examples whole",
+                hint="Set dp.delta below one over the number of examples of every site.",
+            )
+        most = self._most_steps(examples)
+        whole = Spending(self._find_noise(examples, most), min(1, self.config.local.batch_size / examples), 0)
+        if round is None:
+            return replace(whole, steps=most * self.config.rounds)
+        steps = planned_steps(self.config.local, examples, self.config.seed, round, index or 0)
+        return replace(whole, steps=steps if self.algorithm.trains(round) else 0)
+
+    def _most_steps(self, examples: int) -> int:
+        """Of one round."""
+        local = self.config.local
+        if local.steps_range is not None:
+            return local.steps_range[1]
+        return planned_steps(local, examples, self.config.seed, 1, 0)
+
+    def _find_noise(self, examples: int, steps: int) -> float:
+        """By which all rounds together lose the run's epsilon; or the one that the run states."""
+        dp = self.config.dp
+        if dp is None:
+            raise ValueError("a run without dp")
+        rate, all_steps = min(1.0, self.config.local.batch_size / examples), steps * self.config.rounds
+        if dp.epsilon is not None:
+            return find_noise(dp.epsilon, dp.delta, rate, all_steps) if all_steps else 1.0
+        noise = dp.noise_multiplier or 0.0
+        check_epsilon(find_epsilon([Spending(noise, rate, all_steps)], dp.delta))
+        return noise
+
+    # ------------------------------------------------------------ of the whole data
 
     def _own_loss(self, index: int) -> float | None:
         """The model's mean loss on the client's training examples, as they are."""

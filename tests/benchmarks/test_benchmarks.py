@@ -21,6 +21,10 @@ SHORT = {
     "aggregation": ("aggregation", {"seconds", "reference_seconds", "peak_models"}),
     "overhead": ("overhead", {"seconds_a_round", "bytes_a_round", "coordinator_cpu_seconds_a_round"}),
     "overhead --large": ("overhead, large", {"seconds_a_round", "bytes_a_round"}),
+    "secure": (
+        "secure sums",
+        {"coordinator_cpu_to_plain", "bytes_to_float16", "masks_gb_per_core_second", "plain_seconds_a_round"},
+    ),
     "polling": ("polling", {"share_of_a_core", "last_seconds_to_assignment"}),
     "viewers": ("viewers", {"added_share", "alone", "watched", "bytes_a_viewer"}),
     "transfer": ("transfer", {"growth_bytes", "update_mb_per_second"}),
@@ -30,6 +34,7 @@ SHORT = {
 LONG = {  # without an end of its own, short to start
     "aggregation": ("--repeats", "1000000"),
     "overhead": ("--rounds", "1000000"),
+    "secure": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
     "viewers": ("--rounds", "100000"),
     "transfer": ("--mib", "2048"),
@@ -55,7 +60,12 @@ def roles(command_lines: Iterable[list[str]]) -> list[str]:
 
 
 def has_started(name: str, command_lines: list[list[str]]) -> bool:
-    expected = {"overhead": ["server", "worker", "worker"], "simulation": ["pool"] * 6, "aggregation": []}
+    expected = {
+        "overhead": ["server", "worker", "worker"],
+        "secure": ["server", *3 * ["worker"]],
+        "simulation": ["pool"] * 6,
+        "aggregation": [],
+    }
     return sorted(roles(command_lines)) == expected.get(name, ["server"])
 
 

@@ -30,13 +30,20 @@ def at(tmp_path: Path) -> Iterator[Live]:
         yield found
 
 
+@pytest.fixture
+def on_both(database_url: str, tmp_path: Path) -> Iterator[Live]:
+    with live(database_url, tmp_path / "coordinator") as found:
+        yield found
+
+
 def join_all(at: Live, run: str, crew: list[Member]) -> None:
     at.wait_for(lambda: at.run(run)["status"] == RunStatus.COMPLETED, 90)
     for member in crew:
         member.join()
 
 
-def test_it_is_the_sum_of_all_labels_and_the_simulations_model(at: Live, tmp_path: Path) -> None:
+def test_it_is_the_sum_of_all_labels_and_the_simulations_model(on_both: Live, tmp_path: Path) -> None:
+    at = on_both
     config = run_config("all", rounds=2, secure={}, weighting=GLOBAL, local=STEPS)
     create(at, **config.model_dump(mode="json"))
     crew = [worker(at, tmp_path, f"site-{i}", partition="run", index=i) for i in range(3)]
@@ -48,6 +55,26 @@ def test_it_is_the_sum_of_all_labels_and_the_simulations_model(at: Live, tmp_pat
     assert "Labels of all trainers, the target" in at.admin.get(f"{at.url}/runs/all").text
     assert "sent examples and label counts, masked" in crew[0].log
     assert not (tmp_path / "site-0" / "label-sums.json").exists(), "what a run deals is nobody's secret"
+
+
+def test_who_joins_late_changes_no_sum_and_trains_by_the_target_of_the_others(
+    at: Live, tmp_path: Path
+) -> None:
+    shares = {"partition": "niid1:4:0.3"}
+    create(at, min_clients=3, rounds=4, secure={}, weighting=GLOBAL, local={"steps": 40, "batch_size": 8})
+    crew = [worker(at, tmp_path, f"site-{i}", index=i, **shares) for i in range(3)]
+    at.wait_for(lambda: at.run()["completed_rounds"] >= 1, 90)
+    assert at.admin.post("/runs/demo/pause").status_code == 200
+    told = at.run()["totals"]
+    crew.append(worker(at, tmp_path, "late", index=3, **shares))
+    at.wait_for(lambda: any(row["client"] == "late" for row in at.run()["enrolments"]), 60)
+    assert at.admin.post("/runs/demo/resume").status_code == 200
+    join_all(at, "demo", crew)
+    assert (told["clients"], at.run()["totals"]) == (3, told)
+    last = at.admin.get("/runs/demo/rounds/4").json()["ledger"]
+    assert {row["client"]: row["status"] for row in last}["late"] == "aggregated"
+    assert "sent examples and label counts" not in crew[3].log
+    assert "own weight" in crew[0].log
 
 
 def test_labels_are_summed_over_the_same_sites_only(at: Live, tmp_path: Path) -> None:

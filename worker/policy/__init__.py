@@ -125,6 +125,19 @@ class Policy(Frozen):
         description="What runs are told of each class here, as the model sees it: `nothing`, sums that give "
         "`means` of features, or `covariances` too. Both give away the label counts, and traces of examples.",
     )
+    most_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = Field(
+        None,
+        description="What the examples here may lose to training in all runs together, as epsilon of "
+        "differential privacy. With a number here, runs without `dp` are declined.",
+    )
+    epsilon_delta: Annotated[float, Field(gt=0, lt=1, strict=True)] = Field(
+        1e-5, description="The delta at which `most_epsilon` is meant: below one over the examples here."
+    )
+    tell_epsilon: _Switch = Field(
+        False,
+        description="Tell the run's page what the run has cost the examples here, as epsilon. It tells the "
+        "number of examples, too, which secure sums hide.",
+    )
     sizes: Sizes = Field(
         "exact",
         description="The number of examples as it is (`exact`), or to two significant digits (`rounded`).",
@@ -161,6 +174,7 @@ DEALT = Policy(
     fewest_trainers=1,
     disclosure="exact",
     features="covariances",
+    tell_epsilon=True,
 )
 """For data that the run's partition deals: nobody's secret."""
 

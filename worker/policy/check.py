@@ -106,6 +106,8 @@ def _list_parts(config: RunConfig) -> list[str]:
 
 
 def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
+    if policy.most_epsilon is not None and config.dp is None:
+        yield _Refusal("most_epsilon", "training without differential privacy", Fault(FaultCode.NOT_PRIVATE))
     local = config.local
     steps = local.steps_range[1] if local.steps_range is not None else local.steps
     yield from _find_excess("most_epochs", local.epochs or 0, policy)

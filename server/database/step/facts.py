@@ -37,6 +37,7 @@ class UpdateFacts:
     seconds: float
     start_loss: float | None = None
     end_loss: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,7 @@ def _participant_values(change: Change, participant: Participant) -> dict[str, A
             "seconds": change.facts.seconds,
             "start_loss": change.facts.start_loss,
             "end_loss": change.facts.end_loss,
+            "epsilon": change.facts.epsilon,
             "uploaded_at": change.now,
         }
     return {}

@@ -599,6 +599,30 @@ def test_evaluations_of_schema_0016_have_no_confusion_matrix(empty_database_url:
     engine.dispose()
 
 
+def test_participants_of_schema_0017_have_told_no_epsilon(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0017")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
+    key = {"run": "demo", "round": 1, "attempt": 1}
+    with engine.begin() as connection:
+        insert_run(connection, "demo", "running")
+        values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        opened = {"opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64}
+        connection.execute(rounds.insert().values(**key, **opened, status=RoundStatus.COLLECTING))
+        row = {"client": "north", "index": 0, "status": ParticipantStatus.UPLOADED, "loss": 0.5}
+        connection.execute(participants.insert().values(**key, **row, examples=5, relative_size=1.0))
+    upgrade(empty_database_url, "0018")
+    with engine.begin() as connection:
+        found = connection.execute(sa.select(participants.c.loss, participants.c.epsilon)).all()
+        assert found == [(0.5, None)]
+        connection.execute(participants.update().values(epsilon=1.5))
+    downgrade(empty_database_url, "0017")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT client, loss FROM participants")).all() == [("north", 0.5)]
+    engine.dispose()
+
+
 def test_clients_of_schema_0011_are_not_erased(empty_database_url: str) -> None:
     upgrade(empty_database_url, "0011")
     engine = make_engine(empty_database_url)
