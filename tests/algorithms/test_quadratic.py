@@ -301,11 +301,17 @@ def test_scaffolds_server_learning_rate_scales_the_step(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- limits
 
 
+def _limit(name: str, parameters: Any, weighting: str, *rest: Any) -> Any:
+    """One long run; those that are not Disco's take seconds each for what the vectors above show, too."""
+    marks = () if weighting == "disco" or (name == "feddc" and parameters is ALPHA) else pytest.mark.slow
+    return pytest.param(name, parameters, weighting, *rest, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "parameters", "weighting", "steps", "limit", "rounds", "tolerance"),
     [
         *(
-            (name, parameters, weighting, steps, LIMITS[row][weighting], rounds, 1e-4)
+            _limit(name, parameters, weighting, steps, LIMITS[row][weighting], rounds, 1e-4)
             for name, parameters, steps, row, rounds in (
                 ("fedavg", {}, TAU222, "fedavg_tau2", 45),
                 ("fedavg", {}, TAU421, "fedavg_tau421", 35),
@@ -314,16 +320,16 @@ def test_scaffolds_server_learning_rate_scales_the_step(tmp_path: Path) -> None:
             )
             for weighting in ("u", "n", "disco")
         ),
-        ("scaffold", {}, "u", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
-        ("scaffold", {}, "disco", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
-        ("scaffold", {}, "n", TAU421, LIMITS["scaffold_any_weights_any_steps"], 30, 1e-4),
-        ("scaffold", SAME, "n", TAU222, LIMITS["scaffold_weighted_c"]["n"], 45, 1e-4),
-        ("scaffold", SAME, "disco", TAU222, LIMITS["scaffold_weighted_c"]["disco"], 40, 1e-4),
-        ("feddyn", ALPHA, "disco", TAU222, LIMITS["feddyn_alpha0.2_any_weights"], 75, 1e-2),
-        ("feddyn", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
-        ("feddyn", LINEAR_BY_SIZE, "n", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
-        ("feddc", ALPHA, "n", TAU222, LIMITS["feddc_alpha0.2_any_weights"], 50, 1e-3),
-        ("feddc", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddc_sizescaled_alpha"], 80, 1e-3),
+        _limit("scaffold", {}, "u", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
+        _limit("scaffold", {}, "disco", TAU222, LIMITS["scaffold_any_weights_any_steps"], 45, 1e-4),
+        _limit("scaffold", {}, "n", TAU421, LIMITS["scaffold_any_weights_any_steps"], 30, 1e-4),
+        _limit("scaffold", SAME, "n", TAU222, LIMITS["scaffold_weighted_c"]["n"], 45, 1e-4),
+        _limit("scaffold", SAME, "disco", TAU222, LIMITS["scaffold_weighted_c"]["disco"], 40, 1e-4),
+        _limit("feddyn", ALPHA, "disco", TAU222, LIMITS["feddyn_alpha0.2_any_weights"], 75, 1e-2),
+        _limit("feddyn", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
+        _limit("feddyn", LINEAR_BY_SIZE, "n", TAU222, LIMITS["feddyn_sizescaled_alpha"], 130, 1e-2),
+        _limit("feddc", ALPHA, "n", TAU222, LIMITS["feddc_alpha0.2_any_weights"], 50, 1e-3),
+        _limit("feddc", ALPHA_BY_SIZE, "u", TAU222, LIMITS["feddc_sizescaled_alpha"], 80, 1e-3),
     ],
 )
 def test_long_run_limits(

@@ -130,6 +130,7 @@ def test_a_run_that_another_call_has_claimed_is_left_to_it(tmp_path: Path) -> No
     assert [run.state for run in sweep(runs[:1], processes=1, say=said.append)] == ["done"]
 
 
+@pytest.mark.slow
 def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path) -> None:
     plan = expand(table(), seeds=1, only="*-fedavg-*")
     planned = {
