@@ -20,6 +20,7 @@ from experiments.reproduce import find_source
 from shared import wire
 from shared.config import RunConfig
 from shared.scores import summarise
+from shared.training.local_round import Diverged
 from simulation.federation import Federation
 from simulation.results import Results
 from simulation.run import Setup, Simulation
@@ -158,10 +159,23 @@ def cells(only: str, seeds: int) -> Iterator[tuple[Cell, int]]:
 
 
 def train(cell: Cell, config: RunConfig, setup: Setup, out: Path, say: Callable[[str], None]) -> None:
-    """Train a cell's run, or what is left of it."""
+    """Train a cell's run, or what is left of it. A model that no client can train any more ends it, too."""
+    results = Results(out)
+    if _stopped_in(results.lines()):
+        return
     kind = type("Lying", (LyingSimulation,), {"lie": cell.lie})
     with kind(config, setup, out, say) as run:
-        run.train()
+        try:
+            run.train()
+        except Diverged as diverged:
+            rounds = sum(line["kind"] == "round" for line in results.lines())
+            results.append({"kind": "stopped", "round": rounds + 1, "reason": str(diverged)})
+            say(f"{config.name}: {diverged}")
+
+
+def _stopped_in(lines: Sequence[Mapping[str, Any]]) -> int | None:
+    """The round in which training was no longer possible."""
+    return lines[-1]["round"] if lines and lines[-1]["kind"] == "stopped" else None
 
 
 def result_of(cell: Cell, seed: int, folder: Path = RESULTS) -> Path:
@@ -207,6 +221,9 @@ def liars_page(results: Path) -> str:
         f"{LAST} rounds; one number a seed. `python -m experiments.liars` runs what is missing.",
         "",
         "## What is sent",
+        "",
+        "A run *stops* in the round in which honest clients can no longer train the model: "
+        "their loss is not finite.",
         "",
         f"Under a lie the run has `max_weight: {CAP:g}`; without a lie it has none.",
         "",
@@ -259,8 +276,13 @@ def _scored(results: Path) -> list[str]:
 
 
 def _shown(cell: Cell, results: Path) -> str:
-    found = [accuracy_of(path) for path in sorted(results.glob(f"{cell.name}-s*.jsonl"))]
-    return ", ".join(f"{value:.2f}" for value in found if value is not None) or "not yet run"
+    found = []
+    for path in sorted(results.glob(f"{cell.name}-s*.jsonl")):
+        if stopped := _stopped_in(Results(path).lines()):
+            found.append(f"stops in round {stopped}")
+        elif (value := accuracy_of(path)) is not None:
+            found.append(f"{value:.2f}")
+    return ", ".join(found) or "not yet run"
 
 
 if __name__ == "__main__":

@@ -39,6 +39,17 @@ def test_a_liar_spoils_the_mean_and_not_the_median(tmp_path: Path) -> None:
     assert kept > spoilt + 0.2
 
 
+def test_a_model_that_nobody_can_train_ends_the_run_and_is_told(tmp_path: Path) -> None:
+    """The page says in which round; a later call does not train it again."""
+    cell = Cell("x1000", "mean", 0.2)
+    hot = {"max_norm": 1e30, "local": {"epochs": 1, "batch_size": 16, "learning_rate": 1e3}}
+    lines = run(cell, tmp_path, **hot)
+    assert lines[-1]["kind"] == "stopped"
+    assert "loss is" in lines[-1]["reason"]
+    assert run(cell, tmp_path, **hot) == lines
+    assert f"stops in round {lines[-1]['round']} |" in liars_page(tmp_path)
+
+
 def test_an_update_of_1e30_has_no_weight(tmp_path: Path) -> None:
     for line in rounds(run(Cell("1e30", "mean"), tmp_path)):
         assert line["weights"][LIAR] == 0
