@@ -25,6 +25,10 @@ CHUNK = 1 << 16
 """Numbers that are looked at together: 512 KiB as float64, which stay in the processor's cache."""
 
 
+COSINES_CHUNK = 1 << 14
+"""The same of each update of a round: of ten, 1.4 MiB."""
+
+
 @dataclass(frozen=True)
 class Move:
     """How an update moves the model it started from.
@@ -82,18 +86,23 @@ def find_cosines(
     Each of the others counts by its direction alone, so a long one does not hide the rest. Who does not move,
     or has no others, has none.
     """
+    import torch
+
     moving = [index for index in updates if moves[index].norm > 0]
     if len(moving) < 2:
         return {}
-    norms = np.array([moves[index].norm for index in moving])
+    inverse = np.array([1 / moves[index].norm for index in moving])
     along, whole = np.zeros(len(moving)), 0.0
-    for _, _, rows in read_chunks([*(updates[index] for index in moving), model], parameters):
-        moved, x = rows[:-1], rows[-1]
-        moved -= x
-        moved /= norms[:, None]
-        total = moved.sum(axis=0)
-        along += np.einsum("kc,c->k", moved, total)
-        whole += float(np.einsum("c,c->", total, total))
+    paths = [*(updates[index] for index in moving), model]
+    for _, _, rows in read_chunks(paths, parameters, longest=COSINES_CHUNK):
+        moved = torch.from_numpy(rows)
+        total = torch.zeros(moved.shape[1], dtype=torch.float64)
+        for row, scale in zip(moved[:-1], inverse, strict=True):
+            total.add_(row.sub_(moved[-1]), alpha=scale)
+        sums = total.numpy()
+        along += np.einsum("kc,c->k", rows[:-1], sums)
+        whole += float(np.einsum("c,c->", sums, sums))
+    along *= inverse
     # with unit vectors v_k and their sum V: <v_k, V - v_k> / |V - v_k|
     others = np.sqrt(np.maximum(whole - 2 * along + 1, 0.0))
     return {

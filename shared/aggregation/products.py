@@ -84,24 +84,27 @@ def slopes_along(gradient: Mapping[str, Tensor], updates: Sequence[Path]) -> lis
 
 
 def read_chunks(
-    paths: Sequence[Path], specs: Iterable[TensorSpec], group: str = wire.MODEL
+    paths: Sequence[Path], specs: Iterable[TensorSpec], group: str = wire.MODEL, longest: int | None = None
 ) -> Iterator[tuple[TensorSpec, int, Vector]]:
     """The tensors of each file, flat, as rows: which tensor, the first place, and a chunk of its numbers.
 
     The rows are (K, M) in float64, the caller's to change. Up to ``MOST_OPEN`` files stay mapped from the
-    first tensor to the last; more are mapped anew for each chunk.
+    first tensor to the last, and M is at most ``longest``; more are mapped anew for each chunk.
     """
     length = max(1, CHUNK_NUMBERS // len(paths))
     with ExitStack() as stack:
         few = len(paths) <= MOST_OPEN
+        if few and longest is not None:
+            length = min(length, longest)
         files = [stack.enter_context(wire.opened(path)) for path in paths] if few else []
         for spec in specs:
             size = math.prod(spec.shape)
+            mapped = [file.tensor(group, spec.name) for file in files]
             for first in range(0, size, length):
                 rows = np.empty((len(paths), min(length, size - first)))
                 for at, row in enumerate(rows):
                     if files:
-                        _fill(row, files[at].tensor(group, spec.name), first)
+                        _fill(row, mapped[at], first)
                     else:
                         with wire.opened(paths[at]) as file:
                             _fill(row, file.tensor(group, spec.name), first)
