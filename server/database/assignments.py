@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from server.database.clients import read_grant
+from server.database.clients import read_grant, read_grants
 from server.database.configs import Configs
+from server.database.join_tokens import ClientGrant
 from server.database.runs import final_model
 from server.database.session import Reading
 from server.database.step.load import load
@@ -25,6 +27,7 @@ from server.database.tables import (
     shadows,
 )
 from server.lifecycle.views import reason_for_clients, waiting_for
+from shared.config import Participants
 from shared.schemas import (
     Assignment,
     Enrol,
@@ -41,7 +44,7 @@ from shared.schemas import (
 )
 from shared.secure.coordinator import Phase
 
-__all__ = ["explain_waiting", "list_away", "next_assignment"]
+__all__ = ["explain_waiting", "list_away", "next_assignment", "next_assignments"]
 
 _OPEN = [status for status in RunStatus if not status.is_terminal]
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
@@ -152,6 +155,53 @@ _OPEN_TO = (
 )
 
 
+_KNOWN = sa.select(enrolments.c.client).where(enrolments.c.client.in_(sa.bindparam("names", expanding=True)))
+_ALL_OPEN = (
+    sa.select(runs.c.run, runs.c.revision)
+    .where(runs.c.status.in_(_OPEN))
+    .order_by(runs.c.created_at, runs.c.run)
+)
+
+
+def next_assignments(
+    connection: Reading, asked: Mapping[str, bool], configs: Configs
+) -> dict[str, Assignment | None]:
+    """By client what :func:`next_assignment` says, with its ``lost_too`` given for each.
+
+    Who has never enrolled can only be asked to: a thousand of those, whom a new run wakes, cost three
+    statements together instead of four each.
+    """
+    known = set(connection.select(_KNOWN, {"names": list(asked)}).scalars())
+    strangers = [client for client in asked if client not in known]
+    found: dict[str, Assignment | None] = dict(_invite(connection, strangers, configs)) if strangers else {}
+    for client in known:
+        found[client] = next_assignment(connection, client, configs, lost_too=asked[client])
+    return found
+
+
+def _invite(
+    connection: Reading, strangers: Sequence[str], configs: Configs
+) -> Iterator[tuple[str, Enrol | None]]:
+    """To the oldest open run that admits each of them, none of whom has an enrolment."""
+    grants = read_grants(connection, strangers)
+    opened = [
+        (run, configs.of(connection, run, revision).participants)
+        for run, revision in connection.select(_ALL_OPEN)
+    ]
+    for client in strangers:
+        grant = grants.get(client)
+        admitting = (
+            run for run, participants in opened if grant is not None and _admits(participants, client, grant)
+        )
+        run = next(admitting, None)
+        yield client, None if run is None else Enrol(run=run)
+
+
+def _admits(participants: Participants, client: str, grant: ClientGrant) -> bool:
+    roles = Role if grant.role is None else [Role(grant.role)]
+    return any(participants.admits(role, client, grant.group) for role in roles)
+
+
 def next_assignment(
     connection: Reading, client: str, configs: Configs, *, lost_too: bool = True
 ) -> Assignment | None:
@@ -211,14 +261,10 @@ def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
     if not found:
         return None
     grant = read_grant(connection, client)
-    roles = Role if grant.role is None else [Role(grant.role)]
     admitting = (
         run
         for run, revision in found
-        if any(
-            configs.of(connection, run, revision).participants.admits(role, client, grant.group)
-            for role in roles
-        )
+        if _admits(configs.of(connection, run, revision).participants, client, grant)
     )
     return next(admitting, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -170,6 +170,17 @@ def read_grant(connection: Reading, client: str) -> ClientGrant:
     """What the client's join token made of it."""
     row = connection.select(_VIEW.where(clients.c.client == client)).one_or_none()
     return ANY_CLIENT if row is None else ClientGrant(row.role, row.group, row.client)
+
+
+_GRANTS = sa.select(clients.c.client, clients.c.role, clients.c.group).where(
+    clients.c.client.in_(sa.bindparam("names", expanding=True)), clients.c.revoked_at.is_(None)
+)
+
+
+def read_grants(connection: Reading, names: Sequence[str]) -> dict[str, ClientGrant]:
+    """As :func:`read_grant`, of those among them that were not revoked."""
+    found = connection.select(_GRANTS, {"names": list(names)})
+    return {row.client: ClientGrant(row.role, row.group, row.client) for row in found}
 
 
 def read_identity(connection: Reading, client: str) -> str | None:

@@ -534,11 +534,7 @@ class Store:
 
     def work_for_each(self, clients: Mapping[str, bool]) -> dict[str, Assignment | None]:
         """The next assignment of each; True: also to send an update again that was lost here."""
-        with reading(self.engine) as connection:
-            return {
-                client: assignments.next_assignment(connection, client, self._configs, lost_too=lost_too)
-                for client, lost_too in clients.items()
-            }
+        return self._read(assignments.next_assignments, clients, self._configs)
 
     def waiting_for(self, client: str, now: dt.datetime) -> str:
         """Where there is no assignment: a sentence that says what the client waits for."""

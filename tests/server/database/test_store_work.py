@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from server.database.assignments import next_assignment
+from server.database.configs import Configs
+from server.database.join_tokens import ClientGrant
+from server.database.session import reading
 from server.lifecycle.effects import Record
 from server.lifecycle.events import ClientDeclined, ClientLeft, ClientSeen, StopRequested, TimePassed
 from server.lifecycle.machine import Decision
@@ -248,3 +252,24 @@ def test_a_run_that_goes_by_scores_moves_with_them_in_one_transaction(story: Sto
     told = work(story, "a")
     assert isinstance(told, Finished)
     assert told.model == story.store.run_view(RUN, NOW).model == digest("model", 1)
+
+
+def test_clients_that_ask_together_are_told_what_each_would_be_told(story: Story) -> None:
+    """Those who never enrolled are answered by a few statements for all of them."""
+    story.register("a", "b", "c", "gone")
+    for name, grant in (("ward", ClientGrant(group="clinics")), ("desk", ClientGrant(role="evaluator"))):
+        story.store.add_join_token(digest("join", name), 1, None, NOW, grant=grant)
+        story.store.register(name, digest("token", name), "0.1.0", NOW, join_hash=digest("join", name))
+    story.store.revoke("gone", "admin", NOW)
+    story.create(
+        participants={"trainers": ["a", "c", "gone", "desk", "group:clinics"], "evaluators": ["desk"]}
+    )
+    story.create("closed")
+    story.store.apply("closed", StopRequested(""), actor="admin", now=NOW)
+    story.enrol("a")
+    names = ["a", "b", "c", "gone", "ward", "desk"]
+    together = story.store.work_for_each(dict.fromkeys(names, True))
+    with reading(story.store.engine) as connection:
+        alone = {name: next_assignment(connection, name, Configs()) for name in names}
+    assert together == alone
+    assert {name for name, asked in together.items() if asked == Enrol(run=RUN)} == {"c", "ward", "desk"}
