@@ -29,6 +29,7 @@ from shared.schemas import (
     SumTotals,
     UserView,
 )
+from shared.scores import describe_score
 from shared.texts import escape_controls
 
 __all__ = [
@@ -86,8 +87,8 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
     if not runs:
         say("No runs yet. Create one: feddisco run create CONFIG.yaml")
         return
-    rows = (
-        (
+    rows = [
+        [
             r.run,
             r.status.value,
             r.task,
@@ -95,10 +96,15 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
             r.weighting,
             f"{r.completed_rounds}/{r.rounds}",
             _format_percent(r.accuracy),
-        )
+        ]
         for r in runs
-    )
-    _print_table("Runs", "run", "status", "task", "algorithm", "weighting", "rounds", "accuracy", rows=rows)
+    ]
+    columns = ["run", "status", "task", "algorithm", "weighting", "rounds", "accuracy"]
+    if any(r.headline is not None for r in runs):
+        columns.append("headline")
+        for r, row in zip(runs, rows, strict=True):
+            row.append("" if r.headline is None else describe_score(r.headline.name, r.headline.value))
+    _print_table("Runs", *columns, rows=rows)
 
 
 def print_deletions(deletions: Sequence[Deletion]) -> None:

@@ -29,6 +29,7 @@ from server.pages.actions import Actions
 from server.pages.assets import Assets
 from server.pages.clients_page import Invitations
 from server.pages.create_page import Creation
+from server.pages.users_page import Users
 from server.removals import FILE as REMOVALS
 from server.removals import Removals
 from server.revocations import FILE as REVOCATIONS
@@ -304,7 +305,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         lambda: coordinator.feeds.followers,
     )
     app.include_router(pages, dependencies=[Viewer])
-    for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator)):
+    for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator), Users(coordinator)):
         app.include_router(forms.router(), dependencies=[Viewer])
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app

@@ -349,6 +349,13 @@ class RewindRequest(Body):
     reason: Text = ""
 
 
+class HeadlineScore(View):
+    """The score that a run chose to be shown first (``headline``), of its newest scored round."""
+
+    name: str
+    value: float
+
+
 class RunSummary(View):
     run: str
     status: RunStatus
@@ -361,6 +368,7 @@ class RunSummary(View):
     created_at: dt.datetime
     finished_at: dt.datetime | None
     accuracy: float | None = Field(None, description="of the newest evaluated round, 0 to 1")
+    headline: HeadlineScore | None = Field(None, description="if it is another score than the accuracy")
     archived_at: dt.datetime | None = Field(None, description="when it was put away; None: it was not")
     waiting_since: dt.datetime | None = Field(
         None, description="since when something keeps it from going on; None: nothing does"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -15,7 +16,7 @@ from server.api.documents import RunId, name_next_page
 from server.runs.client_views import event_for, is_progress_for
 from server.wakeups.feeds import Entry, EventBatch, write_event
 from server.web.numbers import parse_whole
-from shared.problems import Forbidden, InvalidRequest
+from shared.problems import InvalidRequest
 from shared.schemas import EventView
 
 router = APIRouter(tags=["events"])
@@ -44,20 +45,37 @@ async def _read_start(after: After = None, last_event_id: LastEventId = None) ->
     return max(after or 0, seen)
 
 
-async def _check_all(only: ReadRuns, request: Request) -> None:
-    if only is not None:
-        kind = request.url.path.rpartition("/")[2]
-        raise Forbidden(
-            "the token is for some runs only", hint=f"GET /api/v1/runs/RUN/{kind} has a run's events."
-        )
-
-
 async def _check_run(run: RunId, coordinator: Coordinator) -> str:
     await coordinator.threads.run(coordinator.store.run_state, run)
     return run
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Whose events are read: those that are a client's business, or those of some runs."""
+
+    client: str | None
+    runs: frozenset[str] | None
+
+    def find(self, event: EventView) -> EventView | None:
+        """The event as the reader sees it; None: not at all."""
+        if self.runs is not None and event.run not in self.runs:
+            return None
+        return event if self.client is None else event_for(self.client, event)
+
+    def has_progress(self, progress: Mapping[str, Any]) -> bool:
+        """Whether a heartbeat is the reader's; it does not say of which run it is."""
+        return self.client is not None and is_progress_for(self.client, progress)
+
+
+async def _choose(request: Request, reader: Reader, only: ReadRuns) -> Choice | None:
+    runs = None if "run" in request.path_params else only  # that run may be read, or this is not reached
+    return None if reader is None and runs is None else Choice(reader, runs)
+
+
 Start = Annotated[int, Depends(_read_start)]
+Chosen = Annotated[Choice | None, Depends(_choose)]
+"""None: everything."""
 
 
 class EventStream(StreamingResponse):
@@ -75,34 +93,34 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-@router.get("/events", response_class=EventStream, dependencies=[Depends(_check_all)])
-async def all_events(coordinator: Coordinator, start: Start, reader: Reader) -> EventStream:
+@router.get("/events", response_class=EventStream)
+async def all_events(coordinator: Coordinator, start: Start, choice: Chosen) -> EventStream:
     """Events of all runs: the past ones, all or those after a given one, then each new one at once.
 
-    A client gets its own, and those of runs as a whole.
+    A client gets its own, and those of runs as a whole; a person with some runs only those of these.
     """
-    return EventStream(_follow(coordinator, None, start, reader))
+    return EventStream(_follow(coordinator, None, start, choice))
 
 
 @router.get("/runs/{run}/events", response_class=EventStream)
 async def run_events(
-    run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start, reader: Reader
+    run: Annotated[str, Depends(_check_run)], coordinator: Coordinator, start: Start, choice: Chosen
 ) -> EventStream:
     """Events of one run, and the heartbeats of its clients (`progress`, without id, not kept)."""
-    return EventStream(_follow(coordinator, run, start, reader))
+    return EventStream(_follow(coordinator, run, start, choice))
 
 
-@router.get("/log", dependencies=[Depends(_check_all)])
+@router.get("/log")
 async def log_of_all(
     request: Request,
     response: Response,
     coordinator: Coordinator,
-    reader: Reader,
+    choice: Chosen,
     after: Past = 0,
     limit: Limit = MOST_EVENTS,
 ) -> list[EventView]:
     """A page of the event log of all runs, oldest first. The header Link names the next, if there is one."""
-    return await _read_page(request, response, coordinator, None, reader, after, limit)
+    return await _read_page(request, response, coordinator, None, choice, after, limit)
 
 
 @router.get("/runs/{run}/log")
@@ -111,12 +129,12 @@ async def log_of_run(
     request: Request,
     response: Response,
     coordinator: Coordinator,
-    reader: Reader,
+    choice: Chosen,
     after: Past = 0,
     limit: Limit = MOST_EVENTS,
 ) -> list[EventView]:
     """The same of one run. A client's page may be empty, and have a next one."""
-    return await _read_page(request, response, coordinator, run, reader, after, limit)
+    return await _read_page(request, response, coordinator, run, choice, after, limit)
 
 
 async def _read_page(
@@ -124,7 +142,7 @@ async def _read_page(
     response: Response,
     coordinator: Coordinator,
     run: str | None,
-    reader: str | None,
+    choice: Choice | None,
     after: int,
     limit: int,
 ) -> list[EventView]:
@@ -133,13 +151,13 @@ async def _read_page(
     if len(found) > limit:
         name_next_page(request, response, after=found[limit - 1].id, limit=limit)
     page = found[:limit]
-    if reader is None:
+    if choice is None:
         return page
-    return [shown for event in page if (shown := event_for(reader, event)) is not None]
+    return [shown for event in page if (shown := choice.find(event)) is not None]
 
 
 async def _follow(
-    coordinator: Coordinator, run: str | None, last: int, reader: str | None
+    coordinator: Coordinator, run: str | None, last: int, choice: Choice | None
 ) -> AsyncGenerator[bytes]:
     hub = coordinator.hub
     with coordinator.feeds.following(run, hub.recheck_seconds) as (feed, follower):
@@ -148,30 +166,30 @@ async def _follow(
             batches = feed.take(follower)
             if batches is None:
                 while last < feed.newest and (past := await feed.read_past(last)).entries:
-                    yield _write(past, last, reader)
+                    yield _write(past, last, choice)
                     last = past.last
                 continue
             for batch in batches:
-                if data := _write(batch, last, reader):
+                if data := _write(batch, last, choice):
                     yield data
                 last = max(last, batch.last)
             if not await follower.wait(SILENCE_SECONDS):
                 yield STILL_HERE
 
 
-def _write(batch: EventBatch, last: int, reader: str | None) -> bytes:
+def _write(batch: EventBatch, last: int, choice: Choice | None) -> bytes:
     """What the reader has not had, and may read."""
-    if reader is None and (not batch.last or batch.first > last):
+    if choice is None and (not batch.last or batch.first > last):
         return batch.data
     chosen = (entry for entry in batch.entries if entry.id == 0 or entry.id > last)
-    return b"".join(_write_entry(entry, reader) for entry in chosen)
+    return b"".join(_write_entry(entry, choice) for entry in chosen)
 
 
-def _write_entry(entry: Entry, reader: str | None) -> bytes:
+def _write_entry(entry: Entry, choice: Choice | None) -> bytes:
     """Empty for what is not the reader's business."""
-    if reader is None:
+    if choice is None:
         return entry.data
     if not isinstance(entry.content, EventView):
-        return entry.data if is_progress_for(reader, entry.content) else b""
-    shown = event_for(reader, entry.content)
-    return b"" if shown is None else write_event(shown)
+        return entry.data if choice.has_progress(entry.content) else b""
+    shown = choice.find(entry.content)
+    return b"" if shown is None else entry.data if shown is entry.content else write_event(shown)

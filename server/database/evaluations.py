@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,11 +13,19 @@ from server.database.configs import Configs, require_run
 from server.database.events import add_events
 from server.database.session import Reading, Writing
 from server.database.tables import enrolments, evaluations, participants, rounds, runs
+from shared.config import ScoreRule
 from shared.problems import Conflict, Forbidden, InvalidRequest
 from shared.schemas import EnrolmentStatus, EvaluationView, Metrics, Role, RoundStatus
-from shared.scores import summarise
+from shared.scores import combine, summarise
 
-__all__ = ["add_evaluation", "counts_for_headline", "list_evaluations", "make_evaluation", "read_headlines"]
+__all__ = [
+    "add_evaluation",
+    "counts_for_headline",
+    "list_evaluations",
+    "make_evaluation",
+    "read_chosen",
+    "read_headlines",
+]
 
 
 def add_evaluation(
@@ -136,9 +144,37 @@ def read_headlines(connection: Reading, configs: Configs, run: str | None = None
 
     Enough are half of those who have scored any round: the first to answer does not speak for all.
     """
-    scored = evaluations.c.accuracy.is_not(None) & counts_for_headline()
+    scored = evaluations.c.accuracy.is_not(None)
     if run is not None:
         scored &= evaluations.c.run == run
+    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    rules = {}
+    for row in _read_newest(connection, scored):
+        found[row.run].append((row.accuracy, row.examples))
+        rules[row.run] = configs.of(connection, row.run, row.revision).combine_scores
+    return {name: summarise(scores, rules[name]) for name, scores in found.items()}
+
+
+def read_chosen(
+    connection: Reading, chosen: Mapping[str, str], rules: Mapping[str, ScoreRule]
+) -> dict[str, float]:
+    """By run: the score that the run chose to be shown first, of its newest round that enough have scored.
+
+    ``chosen`` has the score's name by run, ``rules`` how several evaluators' are made one.
+    """
+    found: dict[str, list[tuple[float | None, int]]] = defaultdict(list)
+    if chosen:
+        for row in _read_newest(connection, evaluations.c.run.in_(chosen)):
+            name = chosen[row.run]
+            value = row.loss if name == "loss" else row.extra.get(name)
+            found[row.run].append((value, row.examples))
+    combined = {run: combine(scores, rules[run]) for run, scores in found.items()}
+    return {run: value for run, value in combined.items() if value is not None}
+
+
+def _read_newest(connection: Reading, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
+    """Of each run the evaluations of the newest round that half of its evaluators have scored."""
+    scored = which & counts_for_headline()
     of_run = (
         sa.select(evaluations.c.run, sa.func.count(evaluations.c.client.distinct()).label("evaluators"))
         .where(scored)
@@ -158,13 +194,8 @@ def read_headlines(connection: Reading, configs: Configs, run: str | None = None
         .group_by(of_round.c.run)
         .subquery()
     )
-    found: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
-    columns = (evaluations.c.run, runs.c.revision, evaluations.c.accuracy, evaluations.c.examples)
+    names = ("run", "accuracy", "loss", "examples", "extra")
+    columns = (*(evaluations.c[name] for name in names), runs.c.revision)
     newest_round = sa.and_(evaluations.c.run == newest.c.run, evaluations.c.round == newest.c.round)
     statement = sa.select(*columns).join(newest, newest_round).join(runs, runs.c.run == evaluations.c.run)
-    for name, revision, accuracy, examples in connection.select(statement.where(scored)).all():
-        found[name, revision].append((accuracy, examples))
-    return {
-        name: summarise(scores, configs.of(connection, name, revision).combine_scores)
-        for (name, revision), scores in found.items()
-    }
+    return connection.select(statement.where(scored)).all()

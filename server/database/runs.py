@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from server.database.blobs import add_blobs
 from server.database.configs import Configs, no_such_run
-from server.database.evaluations import read_headlines
+from server.database.evaluations import read_chosen, read_headlines
 from server.database.events import add_events
 from server.database.rounds import newest_model, read_round, scored_model
 from server.database.session import Reading, Writing
@@ -21,7 +21,7 @@ from server.lifecycle.views import find_obstacle, find_standing, waiting_for
 from shared.config import RunConfig
 from shared.fingerprints import identity_fingerprint
 from shared.problems import NameTaken
-from shared.schemas import EnrolmentView, RunStatus, RunSummary, RunView, TensorSpec
+from shared.schemas import EnrolmentView, HeadlineScore, RunStatus, RunSummary, RunView, TensorSpec
 
 __all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state"]
 
@@ -79,10 +79,23 @@ def list_runs(connection: Reading, configs: Configs, *, archived: bool = False) 
     found = connection.select(
         sa.select(*columns).where(chosen).order_by(runs.c.created_at.desc(), runs.c.run)
     )
-    return [RunSummary(**_summary(row, accuracies)) for row in found]
+    rows = list(found)
+    headlines = _read_chosen(connection, rows)
+    return [RunSummary(**_summary(row, accuracies, headlines)) for row in rows]
 
 
-def _summary(row: Row, accuracies: Mapping[str, float]) -> dict[str, Any]:
+def _read_chosen(connection: Reading, rows: Sequence[Row]) -> dict[str, HeadlineScore]:
+    """By run: the score that its configuration shows first, where that is another than accuracy."""
+    chosen = {row.run: row.config.get("headline") for row in rows}
+    names = {run: name for run, name in chosen.items() if name not in (None, "accuracy")}
+    rules = {row.run: row.config.get("combine_scores", "median") for row in rows if row.run in names}
+    values = read_chosen(connection, names, rules)
+    return {run: HeadlineScore(name=names[run], value=value) for run, value in values.items()}
+
+
+def _summary(
+    row: Row, accuracies: Mapping[str, float], headlines: Mapping[str, HeadlineScore]
+) -> dict[str, Any]:
     config = row.config
     return {
         "run": row.run,
@@ -99,6 +112,7 @@ def _summary(row: Row, accuracies: Mapping[str, float]) -> dict[str, Any]:
         "waiting_since": row.waiting_since,
         "waiting_until": row.waiting_until,
         "accuracy": accuracies.get(row.run),
+        "headline": headlines.get(row.run),
     }
 
 
@@ -124,7 +138,7 @@ def read_run(
     model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
     return RunView(
-        **_summary(row, read_headlines(connection, configs, run)),
+        **_summary(row, read_headlines(connection, configs, run), _read_chosen(connection, [row])),
         config=configs.of(connection, run, row.revision),
         revision=row.revision,
         classes=tuple(row.classes),

@@ -20,14 +20,21 @@ from server.api import enrolments as enrolments_api
 from server.api import runs as runs_api
 from server.api.documents import ClientId, RunId
 from server.coordinator import Coordinator
-from server.pages.contexts import ActionPage, FormField
-from server.pages.offers import ACTIONS, REASON, ROUND, run_command
+from server.pages.form_contexts import ActionPage, FormField
+from server.pages.offers import ACTIONS, REASON, list_change_fields, refuse_action, show_command
 from server.pages.routes import render_visit
 from server.pages.sign_in import FOREIGN, read_form
 from server.web.security import Visit
 from shared.config import describe_faults
 from shared.problems import Forbidden, InvalidRequest, NotFound, Problem
-from shared.schemas import ApprovalRequest, ControlRequest, EnrolmentView, RewindRequest, UserRole
+from shared.schemas import (
+    ApprovalRequest,
+    ControlRequest,
+    EnrolmentView,
+    RewindRequest,
+    RunChanges,
+    UserRole,
+)
 
 __all__ = ["Actions", "Form"]
 
@@ -57,6 +64,23 @@ class Form:
         """Raises :class:`InvalidRequest` for one that is too long."""
         return self.body(ControlRequest, "reason")
 
+    def changes(self) -> RunChanges:
+        """What differs from what the form showed: so nobody undoes what another has changed meanwhile.
+
+        Raises :class:`InvalidRequest` that names each wrong field, and if nothing differs.
+        """
+        given = {
+            name: self.text(name) or None  # an empty field is not sent at all
+            for name in RunChanges.model_fields
+            if self.text(name) != self.text(f"was_{name}")
+        }
+        if not given:
+            raise InvalidRequest("nothing is changed", hint="Change a field, then send the form.")
+        try:
+            return RunChanges.model_validate(given)
+        except ValidationError as error:
+            raise InvalidRequest(describe_faults(error)) from None
+
     def require_tick(self) -> None:
         if self.text("sure") != "yes":
             raise InvalidRequest("tick the box first", hint="What this does cannot be undone.")
@@ -82,7 +106,8 @@ class Actions:
     # ------------------------------------------------------------ runs
 
     async def show_run_action(self, request: Request, run: RunId, action: ActionName) -> Response:
-        return await self._show(request, await self._describe_run_action(run, action), run)
+        page = await self._describe_run_action(run, action)
+        return await self.show(request, page, run, ACTIONS[action].role)
 
     async def act_on_run(self, request: Request, run: RunId, action: ActionName) -> Response:
         page = await self._describe_run_action(run, action)
@@ -97,13 +122,23 @@ class Actions:
                     await runs_api.resume(run, self.coordinator, form.actor)
                 case "pause":
                     await runs_api.pause(run, self.coordinator, form.actor, form.reason())
+                case "change":
+                    await runs_api.change(run, form.changes(), self.coordinator, form.actor)
+                case "archive":
+                    await runs_api.archive(run, self.coordinator, form.actor)
+                case "unarchive":
+                    await runs_api.unarchive(run, self.coordinator, form.actor)
+                case "delete":
+                    reason = form.reason().reason
+                    await runs_api.delete(run, self.coordinator, form.actor, reason)
                 case "rewind":
                     body = form.body(RewindRequest, "round", "reason")
                     await runs_api.rewind(run, body, self.coordinator, form.actor)
                 case _:
                     await runs_api.stop(run, self.coordinator, form.actor, form.reason())
 
-        return await self.act(request, page, run, act)
+        role, then = ACTIONS[action].role, "/" if action == "delete" else None
+        return await self.act(request, page, run, act, role, then)
 
     async def _describe_run_action(self, run: str, action: str) -> ActionPage:
         view = await self.coordinator.threads.run(
@@ -112,20 +147,16 @@ class Actions:
         if action not in ACTIONS:
             raise NotFound(f"There is nothing to do called {action!r}.")
         chosen = ACTIONS[action]
-        options = {"round": "N"} if ROUND in chosen.fields else {}
-        options |= {"reason": "WHY"} if REASON in chosen.fields else {}
         return self._describe(
             title=f"{chosen.label} {run}",
             trail=((f"/runs/{run}", run),),
             label=chosen.label,
             explanation=f"{run} is {view.status.value}. {chosen.explanation}",
-            command=run_command(action, run, **options),
+            command=show_command(action, run, reason=True),
             address=f"/runs/{run}/do/{action}",
             back=f"/runs/{run}",
-            fields=chosen.form,
-            refusal=""
-            if view.status in chosen.statuses
-            else f"This is not possible with a run that is {view.status.value}.",
+            fields=list_change_fields(view.config) if action == "change" else chosen.form,
+            refusal=refuse_action(chosen, view),
         )
 
     # ------------------------------------------------------------ clients of a run
@@ -133,7 +164,7 @@ class Actions:
     async def show_enrolment_action(
         self, request: Request, run: RunId, client: ClientId, action: ActionName
     ) -> Response:
-        return await self._show(request, await self._describe_enrolment_action(run, client, action), run)
+        return await self.show(request, await self._describe_enrolment_action(run, client, action), run)
 
     async def act_on_enrolment(
         self, request: Request, run: RunId, client: ClientId, action: ActionName
@@ -173,7 +204,7 @@ class Actions:
     # ------------------------------------------------------------ clients
 
     async def show_revocation(self, request: Request, client: ClientId) -> Response:
-        return await self._show(request, await self._describe_revocation(client), None)
+        return await self.show(request, await self._describe_revocation(client), None)
 
     async def revoke_client(self, request: Request, client: ClientId) -> Response:
         async def act(form: Form) -> None:
@@ -224,9 +255,11 @@ class Actions:
             refusal=refusal,
         )
 
-    async def _show(self, request: Request, page: ActionPage, run: str | None) -> Response:
+    async def show(
+        self, request: Request, page: ActionPage, run: str | None, role: UserRole = UserRole.OPERATOR
+    ) -> Response:
         visit: Visit = request.state.visit
-        refusal = page.refusal or explain_refusal(visit, run)
+        refusal = page.refusal or explain_refusal(visit, run, role)
         return self._render(request, replace(page, refusal=refusal))
 
     async def act(
@@ -235,24 +268,30 @@ class Actions:
         page: ActionPage,
         run: str | None,
         act: Callable[[Form], Awaitable[None]],
+        role: UserRole = UserRole.OPERATOR,
+        then: str | None = None,
     ) -> Response:
-        """Do it and lead back; or the form again, with what was wrong."""
+        """Do it and lead back, or to ``then``; or the form again, with what was wrong."""
         try:
-            form = await require_form(self.coordinator, request, run)
+            form = await require_form(self.coordinator, request, run, role)
             await act(form)
         except Problem as problem:
             self.coordinator.telemetry.count_problem(problem.code)
             visit: Visit = request.state.visit
-            again = replace(page, fault=str(problem), refusal=page.refusal or explain_refusal(visit, run))
+            again = replace(
+                page, fault=str(problem), refusal=page.refusal or explain_refusal(visit, run, role)
+            )
             return self._render(request, again, problem.status)
-        return RedirectResponse(page.back, HTTPStatus.SEE_OTHER)
+        return RedirectResponse(then or page.back, HTTPStatus.SEE_OTHER)
 
     def _render(self, request: Request, page: ActionPage, status: int = HTTPStatus.OK) -> Response:
         return render_visit(self.coordinator.sessions, request, "action.html", page, status)
 
 
-async def require_form(coordinator: Coordinator, request: Request, run: str | None) -> Form:
-    """The form, if who sent it has signed in, made it here and is operator of the run (None: of all).
+async def require_form(
+    coordinator: Coordinator, request: Request, run: str | None, role: UserRole = UserRole.OPERATOR
+) -> Form:
+    """The form, if who sent it has signed in, made it here and has the role for the run (None: for all).
 
     Raises :class:`Forbidden`; an attempt without the right is noted in the audit log.
     """
@@ -262,16 +301,18 @@ async def require_form(coordinator: Coordinator, request: Request, run: str | No
     fields = await read_form(request)
     if not coordinator.sessions.is_own_form(request, fields.get("seal", "")):
         raise Forbidden(FOREIGN)
-    person = await coordinator.read_notes.require_right(visit.person, UserRole.OPERATOR, run, request)
+    person = await coordinator.read_notes.require_right(visit.person, role, run, request)
     return Form(person.actor, fields)
 
 
-def explain_refusal(visit: Visit, run: str | None) -> str:
+def explain_refusal(visit: Visit, run: str | None, role: UserRole = UserRole.OPERATOR) -> str:
     """Why there is no form for this visitor; empty if there is one."""
     if visit.session is None:
         return SIGN_IN
-    if visit.person.may(UserRole.OPERATOR, run):
+    if visit.person.may(role, run):
         return ""
+    if visit.person.role is not UserRole.VIEWER and role is UserRole.ADMIN:
+        return "This is for admins; your token is an operator's."
     return f"Your token is for reading{' other runs' if run is not None and visit.person.runs else ''} only."
 
 

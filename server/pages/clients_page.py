@@ -18,7 +18,7 @@ from server.api import clients as clients_api
 from server.api.clients import TokenId
 from server.coordinator import Coordinator
 from server.pages.actions import explain_refusal, require_form
-from server.pages.contexts import ClientsPage, InvitationPage, Picture
+from server.pages.form_contexts import ClientsPage, InvitationPage, Picture
 from server.pages.routes import render_visit
 from server.web.security import Visit
 from shared.addresses import check_address, is_loopback

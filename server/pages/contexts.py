@@ -7,50 +7,42 @@ error, and a test renders every page, so that pages and declarations cannot drif
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.pages.charts import LineChart
 from server.web.security import ANYBODY, Person
 from shared.problems import Problem
 from shared.schemas import (
-    ClientView,
     Deletion,
     EnrolmentView,
     EventView,
-    JoinToken,
-    JoinTokenView,
     LedgerRow,
     RoundView,
     RunSummary,
     RunView,
+    UserRole,
 )
 
 __all__ = [
-    "ActionPage",
     "CallEntry",
     "CallGroup",
     "CategoryRow",
     "CategoryTable",
     "ClientRow",
-    "ClientsPage",
     "ComparePage",
     "ComparedLine",
     "ComparedRow",
     "ConfusionCell",
     "ConfusionTable",
     "Connected",
-    "CreatePage",
-    "FormField",
     "Headline",
-    "InvitationPage",
     "LedgerLine",
     "NextStep",
     "Offer",
     "Page",
     "ParameterEntry",
     "ParticipantLine",
-    "Picture",
     "ProblemEntry",
     "ProblemPage",
     "ProblemsPage",
@@ -62,7 +54,6 @@ __all__ = [
     "Score",
     "ScoreLine",
     "ShadowLine",
-    "SignInPage",
     "WeightBar",
     "WeightCell",
     "WeightMap",
@@ -298,6 +289,8 @@ class ShadowLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPage(Page):
+    """``measures``: what a round is for in which nobody trains; None: it is one of training."""
+
     run: RunView
     round: RoundView
     seconds: float | None
@@ -309,6 +302,7 @@ class RoundPage(Page):
     fallback: str | None
     cap: str | None
     rule: str
+    measures: str | None
     outlier_rule: str
     lines: Sequence[LedgerLine]
     shadows: Sequence[ShadowLine]
@@ -342,31 +336,13 @@ class ProblemPage(Page):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignInPage(Page):
-    """``wanted``: the page to go to; ``fault``: why the last attempt failed; ``hours``: how long it lasts;
-    ``provider``: the identity provider's name, if there is one."""
-
-    wanted: str
-    fault: str
-    hours: int
-    provider: str | None
-    provider_address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignedInPage(Page):
-    """Leads to the page that was asked for."""
-
-    wanted: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Something that may be done now: where its form is, and the command that does the same."""
+    """Something that may be done now: where its form is, the command that does the same, and by whom."""
 
     label: str
     address: str
     command: str
+    role: UserRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,84 +351,6 @@ class NextStep:
 
     sentence: str
     lines: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormField:
-    """``kind``: text, number, hidden, or tick (a box that has to be ticked)."""
-
-    name: str
-    label: str
-    kind: str = "text"
-    value: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionPage(Page):
-    """What an action does, its form, and the command that does the same.
-
-    ``refusal``: why there is no form.
-    """
-
-    label: str
-    trail: Sequence[tuple[str, str]]
-    explanation: str
-    command: str
-    address: str
-    back: str
-    fields: Sequence[FormField]
-    fault: str
-    refusal: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreatePage(Page):
-    """``text``: the YAML; ``found``: what it says, if it is right; ``fault``: what is wrong with it.
-
-    ``given``: the fields of the short form; ``choices``: what there is to choose from.
-    """
-
-    text: str
-    found: str
-    fault: str
-    refusal: str
-    template: str
-    given: Mapping[str, str]
-    choices: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientsPage(Page):
-    """``refusal``: why neither clients nor join codes are shown, and there is no form."""
-
-    clients: Sequence[ClientView]
-    join_tokens: Sequence[JoinTokenView]
-    given: Mapping[str, str]
-    fault: str
-    refusal: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A QR code: ``size`` modules a side, ``path`` the dark ones as an SVG path."""
-
-    size: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvitationPage(Page):
-    """A join code, shown this once: as text, as a picture, and what a site pastes.
-
-    ``caution``: if it leads to this machine only.
-    """
-
-    made: JoinToken
-    code: str
-    picture: Picture
-    site: str
-    command: str
-    caution: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

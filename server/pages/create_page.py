@@ -14,8 +14,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from server.api import runs as runs_api
 from server.coordinator import Coordinator
 from server.pages.actions import explain_refusal, require_form
-from server.pages.contexts import CreatePage
 from server.pages.explain import weighting_name
+from server.pages.form_contexts import CreatePage
 from server.pages.routes import render_visit
 from server.pages.sign_in import read_form
 from server.web.security import Visit

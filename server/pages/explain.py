@@ -10,8 +10,11 @@ from typing import Final
 
 from server.pages.weighting_words import INSTEAD, WORDS, Column, scores_sum, words_of
 from server.pages.words import amount, number, percent, plain
+from shared.algorithms import load_algorithm
+from shared.algorithms.fedfm import FedFm
 from shared.capping import is_feasible
 from shared.config import ANYONE, Members, RunConfig, Weighting
+from shared.problems import InvalidConfiguration
 from shared.rules import AnyRule
 from shared.schemas import AdjustmentView, LedgerRow, RoundStatus, RoundView, Step
 
@@ -25,6 +28,7 @@ __all__ = [
     "fallback",
     "formula",
     "legend",
+    "measuring_sentence",
     "rule_words",
     "scores_sum",
     "sentence",
@@ -129,6 +133,26 @@ def rule_words(rule: AnyRule) -> str:
         "byzantine": options.get("byzantine"),
     }
     return RULES[rule.kind].format_map(values)
+
+
+def measuring_sentence(config: RunConfig, round: int) -> str | None:
+    """What a round without training is for; None for one in which clients train, or where it is not known."""
+    if round < 1:
+        return None
+    try:
+        algorithm = load_algorithm(config.algorithm)
+    except InvalidConfiguration:  # somebody's own that is not installed here any more
+        return None
+    if algorithm.trains(round):
+        return None
+    means = " Weights and losses below are of what was measured; no model is averaged by them."
+    if isinstance(algorithm, FedFm):
+        return (
+            "A measuring round of FedFM: no client trains, and the model stays as it is, bit for bit. Each "
+            "sums up by class what its examples look like to the model; the means over all clients are the "
+            f"anchors to which the next round's training draws the features.{means}"
+        )
+    return f"A measuring round: no client trains, each tells what it measured of the model.{means}"
 
 
 def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:

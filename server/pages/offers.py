@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from server.pages.contexts import FormField, NextStep, Offer
-from shared.schemas import EnrolmentStatus, Role, RunStatus, RunView
+from server.pages.contexts import NextStep, Offer
+from server.pages.form_contexts import FormField
+from shared.config import RunConfig
+from shared.schemas import EnrolmentStatus, Role, RunStatus, RunView, UserRole
 
 __all__ = [
     "ACTIONS",
     "REASON",
     "ROUND",
     "Action",
+    "list_change_fields",
     "list_first_steps",
     "list_next_steps",
     "list_offers",
+    "refuse_action",
     "run_command",
+    "show_command",
 ]
 
 OPEN = frozenset(status for status in RunStatus if not status.is_terminal)
+ENDED = frozenset(RunStatus) - OPEN
 GOING = frozenset(status for status in RunStatus if status.is_going)
 REASON = FormField(name="reason", label="Reason, for the run's page")
 
@@ -29,13 +35,23 @@ ROUND = FormField(name="round", label="Round to go back to (0: the initial model
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``statuses``: of the runs with which it is possible; ``is_final``: a box has to be ticked first."""
+    """``statuses``: of the runs with which it is possible; ``is_final``: a box has to be ticked first.
+
+    ``role``: of those who may do it. ``of_archived``: only with runs that were put away (True), only with
+    others (False), or with both. ``even_secure``: also with secure sums. ``command``: its words, if they are
+    others than its name; ``options`` are those of the command that it shows.
+    """
 
     label: str
     explanation: str
     statuses: frozenset[RunStatus]
     fields: tuple[FormField, ...] = ()
     is_final: bool = False
+    role: UserRole = UserRole.OPERATOR
+    of_archived: bool | None = None
+    even_secure: bool = True
+    command: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def form(self) -> tuple[FormField, ...]:
@@ -63,6 +79,15 @@ ACTIONS: Mapping[str, Action] = {
         GOING | {RunStatus.PAUSED},
         (ROUND, REASON),
         is_final=True,
+        even_secure=False,
+        options={"round": "N"},
+    ),
+    "change": Action(
+        "Change",
+        "What is changed holds from now on; past rounds are not touched.",
+        OPEN,
+        even_secure=False,
+        options={"deadline": "SECONDS"},
     ),
     "stop": Action(
         "Stop",
@@ -70,6 +95,28 @@ ACTIONS: Mapping[str, Action] = {
         OPEN,
         (REASON,),
         is_final=True,
+    ),
+    "archive": Action(
+        "Archive",
+        "The run is no longer listed, and not pruned. Nothing of it is lost.",
+        ENDED,
+        of_archived=False,
+    ),
+    "unarchive": Action(
+        "List again",
+        "The run is listed as before.",
+        ENDED,
+        of_archived=True,
+        command=("archive", "--undo"),
+    ),
+    "delete": Action(
+        "Delete",
+        "The run goes for good, with its models, updates and log. Kept is a record: its configuration, its "
+        "clients with their mean weights, the digests of its models.",
+        ENDED,
+        (FormField(name="reason", label="Reason, for the record"),),
+        is_final=True,
+        role=UserRole.ADMIN,
     ),
 }
 """By the word of the command and of the address."""
@@ -83,17 +130,64 @@ def run_command(action: str, run: str, **options: str) -> str:
     return shlex.join(words)
 
 
+def show_command(action: str, run: str, *, reason: bool = False) -> str:
+    """The command that does the same, words in place of values; ``reason``: with one, if it takes one."""
+    chosen = ACTIONS[action]
+    words, *flags = chosen.command or (action,)
+    options = dict(chosen.options)
+    if reason and any(one.name == REASON.name for one in chosen.fields):
+        options["reason"] = "WHY"
+    return " ".join([run_command(words, run, **options), *flags])
+
+
+def refuse_action(action: Action, run: RunView) -> str:
+    """Why the action is not possible with the run as it is; empty if it is."""
+    if run.status not in action.statuses:
+        return f"This is not possible with a run that is {run.status.value}."
+    if run.config.secure is not None and not action.even_secure:
+        return "The run has secure sums, and its clients hold each other to what they began with."
+    if action.of_archived is not None and action.of_archived != (run.archived_at is not None):
+        return f"The run is {'not put away' if action.of_archived else 'put away already'}."
+    return ""
+
+
 def list_offers(run: RunView) -> tuple[Offer, ...]:
-    """What is possible with a run in its present status."""
+    """What is possible with a run in its present status, whoever may do it."""
     return tuple(
         Offer(
             label=action.label,
             address=f"/runs/{run.run}/do/{name}",
-            command=run_command(name, run.run, **({"round": "N"} if ROUND in action.fields else {})),
+            command=show_command(name, run.run),
+            role=action.role,
         )
         for name, action in ACTIONS.items()
-        if run.status in action.statuses
+        if not refuse_action(action, run)
     )
+
+
+_CHANGEABLE = (
+    ("rounds", "Rounds in all (not fewer than have begun)"),
+    ("quorum", "Quorum: updates without which a round is abandoned (empty: half of a round's clients)"),
+    ("round_deadline_seconds", "Seconds for a round (the open one's deadline moves, too)"),
+    ("waiting_deadline_seconds", "Seconds that it may wait without going on before it pauses"),
+    ("keep_updates", "Newest rounds whose updates are kept (empty: all)"),
+)
+
+
+def list_change_fields(config: RunConfig) -> tuple[FormField, ...]:
+    """The fields of :class:`shared.schemas.RunChanges` with their present values, shown and hidden."""
+    shown = {name: _write_value(getattr(config, name)) for name, _ in _CHANGEABLE}
+    fields = [FormField(name=name, label=label, value=shown[name]) for name, label in _CHANGEABLE]
+    before = [FormField(name=f"was_{name}", label="", kind="hidden", value=shown[name]) for name in shown]
+    return (*fields, *before)
+
+
+def _write_value(value: float | None) -> str:
+    """
+    >>> _write_value(600.0), _write_value(0.5), _write_value(None)
+    ('600', '0.5', '')
+    """
+    return "" if value is None else str(int(value) if float(value).is_integer() else value)
 
 
 # -------------------------------------------------------------------- what to do next

@@ -21,6 +21,7 @@ from server.pages.compare_page import Asked, compare_page
 from server.pages.contexts import Connected, Page, ProblemEntry, ProblemPage, ProblemsPage, RunsPage
 from server.pages.kept import INTERVAL_SECONDS, REFETCH, KeptPages, Made, PageKey
 from server.pages.losses import TrainingLosses
+from server.pages.metric_words import name_metric, write_metric
 from server.pages.offers import list_first_steps
 from server.pages.reader import Reader
 from server.pages.reference_page import reference_page
@@ -69,6 +70,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(FILTERS)
+    made.filters["metric"] = name_metric
+    made.filters["score"] = lambda score: write_metric(score.name)(score.value)
     made.globals["asset"] = asset
     return made
 
@@ -310,7 +313,7 @@ def _read_runs(request: Request) -> frozenset[str] | None:
 
 
 def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None, address: str) -> RunsPage:
-    """``only``: the runs to show; such a page does not follow the events of all."""
+    """``only``: the runs to show; the stream tells whoever reads some of nothing else."""
     latest = store.latest_event_id(None)
     shown = (run for run in store.runs(archived=True) if only is None or run.run in only)
     everything = sorted(shown, key=lambda run: run.created_at, reverse=True)
@@ -318,7 +321,7 @@ def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None, add
     return RunsPage(
         title="Runs",
         now=now,
-        events=f"/api/v1/events?after={latest}" if only is None else None,
+        events=f"/api/v1/events?after={latest}",
         clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.is_terminal),
         ended=tuple(run for run in runs if run.status.is_terminal),

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlencode
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from server.pages.contexts import SignedInPage, SignInPage
+from server.pages.form_contexts import SignedInPage, SignInPage
 from server.pages.routes import render
 from server.web.oidc import CALLBACK, Attempt, IdentityProvider, NotSignedIn
 from server.web.security import Guard, Person, hash_token

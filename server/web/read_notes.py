@@ -21,7 +21,19 @@ API = "/api/v1"
 NOTED_SECONDS = 3600.0
 NOTED_ENTRIES = 50_000
 NOT_OF_CLIENTS = frozenset(
-    {"/create", "/docs", "/problems", "/metrics", "/favicon.ico", "/api/v1/audit", "/api/v1/users"}
+    {
+        "/create",
+        "/docs",
+        "/problems",
+        "/users",
+        "/users/add",
+        "/users/{name}/do/renew",
+        "/users/{name}/do/revoke",
+        "/metrics",
+        "/favicon.ico",
+        "/api/v1/audit",
+        "/api/v1/users",
+    }
 )
 """Addresses of which nobody learns anything of a client, or figures alone."""
 

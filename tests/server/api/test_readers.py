@@ -166,7 +166,7 @@ def get_addresses(story: Story) -> dict[str, str]:
     """By route, an address that exists."""
     update = next(row["update"] for row in round_one(story)["ledger"] if row["client"] == "bravo")
     given = {"run": "demo", "n": "1", "round": "1", "sha256": update, "client": "bravo", "action": "stop"}
-    given |= {"chart": "accuracy", "kind": "csv"}
+    given |= {"chart": "accuracy", "kind": "csv", "name": "vera"}
     addresses = {}
     for context in iter_route_contexts(create_app(story.at.coordinator).routes):
         methods = context.methods or set()

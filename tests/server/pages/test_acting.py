@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from server.pages.clients_page import draw_code, read_invitation, write_command
 from server.pages.create_page import next_name, write_short
-from server.pages.offers import ACTIONS, run_command
+from server.pages.offers import ACTIONS, run_command, show_command
 from shared.config import RunConfig
 from shared.fingerprints import format_fingerprint
 from shared.join_codes import read_join_code
@@ -42,6 +42,12 @@ def fields_of(page: httpx.Response) -> dict[str, str]:
     """The hidden fields of the page's forms, the last of each name."""
     found = re.findall(r'<input name="(\w+)" type="hidden" value="([^"]*)">', page.text)
     return {name: html.unescape(value) for name, value in found}
+
+
+def inputs_of(page: httpx.Response) -> dict[str, str]:
+    """What a browser sends if nothing is typed."""
+    inputs = (element.attributes for element in Html(page.text).all("input"))
+    return {found["name"]: found.get("value", "") for found in inputs if found.get("type") != "checkbox"}
 
 
 class Browser:
@@ -140,6 +146,124 @@ def test_an_operator_lets_in_keeps_out_and_revokes(at: Live) -> None:
     assert otto.http.get("/work").status_code == 401
 
 
+def test_an_operator_changes_a_run(at: Live) -> None:
+    """What differs from what the form showed, and nothing that somebody else has changed meanwhile."""
+    olga = add(at, "olga", "operator")
+    asked = olga.get("/runs/demo/do/change")
+    assert "feddisco run change demo --deadline SECONDS" in asked.text
+    shown = inputs_of(asked)
+    assert shown["rounds"] == shown["was_rounds"] == "2"
+    assert at.admin.patch("/runs/demo", json={"keep_updates": 3}).status_code == 200
+    filled = {**shown, "rounds": "7", "round_deadline_seconds": "90.5", "quorum": "2"}
+    assert olga.http.post("/runs/demo/do/change", data=filled).headers["location"] == "/runs/demo"
+    now = at.run()["config"]
+    names = ("rounds", "round_deadline_seconds", "quorum", "keep_updates")
+    assert [now[name] for name in names] == [7, 90.5, 2, 3]
+    assert at.events()[-1]["actor"] == "user:olga"
+    shown = inputs_of(olga.get("/runs/demo/do/change"))
+    assert shown["round_deadline_seconds"] == "90.5"
+
+    def send(**changed: str) -> httpx.Response:
+        return olga.http.post("/runs/demo/do/change", data={**shown, **changed})
+
+    assert send(quorum="").status_code == 303
+    assert at.run()["config"]["quorum"] is None
+    same = send()
+    assert (same.status_code, "nothing is changed" in same.text) == (422, True)
+    for wrong in ("x", "0", "1e99", ""):
+        answer = send(rounds=wrong)
+        assert (answer.status_code, "rounds" in answer.text) == (422, True), answer.text
+    assert at.run()["rounds"] == 7
+
+
+def test_a_run_is_put_away_listed_again_and_deleted(at: Live) -> None:
+    """The last by an admin only, with the box ticked; the reason is in the record."""
+    olga, admin = add(at, "olga", "operator"), Browser(at, ADMIN)
+    for early in ("archive", "delete"):
+        refused = admin.send(f"/runs/demo/do/{early}", sure="yes")
+        assert (refused.status_code, "is enrolling" in refused.text) == (409, True)
+    assert olga.send("/runs/demo/do/stop", reason="enough", sure="yes").status_code == 303
+    words = ("Archive", "List again", "Delete", "Change")
+
+    def offered(person: Browser) -> list[str]:
+        page = person.get("/runs/demo").text
+        return [word for word in words if f'">{word}</a>' in page]
+
+    assert (offered(olga), offered(admin)) == (["Archive"], ["Archive", "Delete"])
+    assert olga.send("/runs/demo/do/archive").headers["location"] == "/runs/demo"
+    assert at.admin.get("/runs").json() == []
+    assert offered(olga) == ["List again"]
+    assert "feddisco run archive demo --undo" in olga.get("/runs/demo/do/unarchive").text
+    assert olga.send("/runs/demo/do/unarchive").status_code == 303
+    assert [run["run"] for run in at.admin.get("/runs").json()] == ["demo"]
+    assert "This is for admins" in olga.get("/runs/demo/do/delete").text
+    assert olga.send("/runs/demo/do/delete", form="/", sure="yes").status_code == 403
+    assert admin.send("/runs/demo/do/delete", reason="a trial").status_code == 422
+    answer = admin.send("/runs/demo/do/delete", reason="a trial <b>", sure="yes")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert "a trial &lt;b&gt;" in admin.get("/").text
+    assert at.admin.get("/deletions/demo").json()["actor"] == "admin"
+    assert admin.get("/runs/demo").status_code == 404
+
+
+def test_an_admin_gives_a_token_renews_and_revokes_it(at: Live) -> None:
+    olga, admin = add(at, "olga", "operator"), Browser(at, ADMIN)
+    assert "This is for admins" in olga.get("/users").text
+    assert Html(olga.get("/users").text).tables == []
+    assert '"/users"' not in olga.get("/").text
+    assert '"/users"' in admin.get("/").text
+    page = admin.send("/users/add", form="/users", name="vera", role="viewer", runs="demo")
+    assert (page.status_code, page.headers["cache-control"]) == (200, "no-store")
+    assert "feddisco users add vera --role viewer --run demo" in page.text
+    token = made_token(page)
+    vera = Browser(at, token)
+    assert "user:vera" in vera.get("/").text or "vera" in vera.get("/").text
+    assert token not in admin.get("/users").text
+    for wrong, said in (
+        ({"name": "vera"}, "there is a user &#39;vera&#39; already"),
+        ({"name": "A b"}, "name"),
+        ({"name": "a", "role": "king"}, "role"),
+        ({"name": "a", "role": "admin", "runs": "demo"}, "an admin is one for all runs"),
+    ):
+        answer = admin.send("/users/add", form="/users", **{"role": "viewer", **wrong})
+        assert answer.status_code in (409, 422), answer.text
+        assert said in answer.text
+    assert admin.send("/users/vera/do/renew").status_code == 422
+    renewed = made_token(admin.send("/users/vera/do/renew", sure="yes"))
+    assert renewed != token
+    assert vera.get("/").status_code == 401
+    assert Browser(at, renewed).get("/runs/demo").status_code == 200
+    assert admin.send("/users/vera/do/revoke", sure="yes").headers["location"] == "/users"
+    assert "/users/vera/do/renew" not in admin.get("/users").text
+    assert at.http(renewed).get("/runs/demo").status_code == 401
+    nobody = admin.send("/users/nobody/do/renew", sure="yes")
+    assert (nobody.status_code, "there is no user" in nobody.text) == (404, True)
+    noted = [json.loads(line) for line in at.admin.get("/audit").text.splitlines()]
+    mine = [entry["action"] for entry in noted if entry["detail"].get("user") == "vera"]
+    assert mine == ["user_added", "user_renewed", "user_revoked"]
+    assert {token, renewed} & set(re.findall("[A-Za-z0-9_-]{43}", json.dumps(noted))) == set()
+
+
+def made_token(page: httpx.Response) -> str:
+    (text,) = [e.text for e in Html(page.text).all("code") if e.attributes.get("id") == "made-token"]
+    return text
+
+
+def test_the_list_of_who_reads_some_runs_is_live(at: Live) -> None:
+    """It follows the events of these runs, and hears of no others."""
+    at.create("other")
+    vera = add(at, "vera", "viewer", "demo")
+    (address,) = re.findall('data-events="([^"]+)"', vera.get("/").text)
+    with vera.http.stream("GET", html.unescape(address)) as stream:
+        heard = stream.iter_lines()
+        assert next(heard).startswith(":")
+        for run in ("other", "demo"):
+            assert at.admin.post(f"/runs/{run}/stop", json={"reason": run}).status_code == 200
+        data = next(line for line in heard if line.startswith("data:"))
+    assert json.loads(data.removeprefix("data:"))["run"] == "demo"
+    assert {event["run"] for event in at.admin.get("/log").json() if event["run"]} == {"demo", "other"}
+
+
 FORMS = [
     ("/runs/demo/do/start", {}),
     ("/runs/demo/do/pause", {"reason": "x"}),
@@ -150,6 +274,11 @@ FORMS = [
     ("/clients/anna/do/revoke", {"sure": "yes"}),
     ("/clients/invite", {"name": "eve"}),
     ("/join-tokens/1/revoke", {}),
+    ("/runs/demo/do/change", {"rounds": "7", "was_rounds": "2"}),
+    ("/runs/demo/do/delete", {"sure": "yes"}),
+    ("/users/add", {"name": "eve", "role": "admin"}),
+    ("/users/vera/do/renew", {"sure": "yes"}),
+    ("/users/vera/do/revoke", {"sure": "yes"}),
     ("/create", {"do": "create", "text": "name: eve"}),
 ]
 
@@ -161,7 +290,7 @@ def test_nobody_acts_with_a_form_of_another_or_without_the_right(at: Live) -> No
     assert site.enrol("demo", 10).status_code == 200
     admin, vera, oskar = Browser(at, ADMIN), add(at, "vera", "viewer"), add(at, "oskar", "operator", "other")
     seal = fields_of(admin.get("/runs/demo"))["seal"]
-    before = at.events(None), at.run(), at.admin.get("/join-tokens").json()
+    before = at.events(None), at.run(), at.admin.get("/join-tokens").json(), at.admin.get("/users").json()
     for address, filled in FORMS:
         for person in (vera, oskar):
             own = fields_of(person.get("/"))["seal"]
@@ -179,7 +308,8 @@ def test_nobody_acts_with_a_form_of_another_or_without_the_right(at: Live) -> No
             assert another.post(address, data={**filled, "seal": seal}).status_code == 401, address
         as_json = admin.http.post(address, json={**filled, "seal": seal})
         assert as_json.status_code in (403, 422), "no form: nothing is done"
-    assert (at.events(None), at.run(), at.admin.get("/join-tokens").json()) == before
+    after = at.events(None), at.run(), at.admin.get("/join-tokens").json(), at.admin.get("/users").json()
+    assert after == before
     noted = [json.loads(line) for line in at.admin.get("/audit").text.splitlines()]
     refused = {
         (entry["actor"], entry["detail"]["address"]) for entry in noted if entry["action"] == "refused"
@@ -219,7 +349,10 @@ def test_every_action_has_its_command(at: Live) -> None:
     from feddisco.main import app
 
     for name in ACTIONS:
-        assert CliRunner().invoke(app, ["run", name, "--help"]).exit_code == 0, name
+        words = show_command(name, "demo", reason=True).split()[1:]
+        told = CliRunner().invoke(app, [*words[:2], "--help"])
+        assert told.exit_code == 0, name
+        assert {word for word in words if word.startswith("--")} <= set(re.findall("--[a-z-]+", told.output))
     assert run_command("stop", "demo", reason="it's over; rm -rf /") == (
         "feddisco run stop demo --reason 'it'\"'\"'s over; rm -rf /'"
     )

@@ -16,7 +16,7 @@ from jinja2 import meta, nodes
 from starlette.testclient import TestClient
 
 from server.database.store import Store
-from server.pages import contexts
+from server.pages import contexts, form_contexts
 from server.pages.explain import columns, weighting_name
 from server.pages.reader import newest_events
 from server.pages.routes import environment
@@ -36,10 +36,12 @@ TEMPLATES = {
     "problems.html": contexts.ProblemsPage,
     "problem.html": contexts.ProblemPage,
     "reference.html": contexts.ReferencePage,
-    "action.html": contexts.ActionPage,
-    "create.html": contexts.CreatePage,
-    "clients.html": contexts.ClientsPage,
-    "invitation.html": contexts.InvitationPage,
+    "action.html": form_contexts.ActionPage,
+    "create.html": form_contexts.CreatePage,
+    "clients.html": form_contexts.ClientsPage,
+    "invitation.html": form_contexts.InvitationPage,
+    "users.html": form_contexts.UsersPage,
+    "token.html": form_contexts.TokenPage,
 }
 PAGES = (
     "/",
@@ -58,6 +60,10 @@ PAGES = (
     "/create",
     "/create?template=finished",
     "/clients",
+    "/users",
+    "/users/vera/do/renew",
+    "/runs/finished/do/delete",
+    "/runs/running/do/change",
     "/runs/unknown",
 )
 
@@ -73,6 +79,8 @@ def here(
     seed.enrolling_run(store, "waiting")
     seed.finished_run(store, "finished", rounds=2)
     seed.finished_run(store, "sizes", rounds=1, weighting={"kind": "sizes"})
+    measured = {"name": "fedfm", "parameters": {"start": 1}}
+    seed.finished_run(store, "measured", rounds=2, algorithm=measured)
     running = seed.running_run(store, "running", rounds_done=1, started=RECENT)
     store.record(
         "update_refused",
@@ -255,6 +263,15 @@ def test_every_kind_of_weighting_and_every_metric_has_its_pages(
 
 
 # ---------------------------------------------------------------- the run's page
+
+
+def test_a_round_without_training_says_what_it_is_for(here: tuple[TestClient, Store]) -> None:
+    client, _ = here
+    averaged = "The new model is the mean of the updates"
+    trained, measured = (client.get(f"/runs/measured/rounds/{number}").text for number in (1, 2))
+    assert ("A measuring round" in trained, averaged in trained) == (False, True)
+    assert "A measuring round of FedFM: no client trains, and the model stays as it is" in measured
+    assert averaged not in measured
 
 
 def test_the_headline_says_what_is_awaited_and_until_when(here: tuple[TestClient, Store]) -> None:

@@ -38,6 +38,8 @@ def test_they_are_kept_and_shown(database_url: str, tmp_path: Path) -> None:
         assert found["confusion"] == CONFUSION
         assert found["extra"]["sensitivity:owl"] == 0.625
         page = at.http().get(f"{at.url}/runs/demo").text
+        assert at.admin.get("/runs").json()[0]["headline"] == {"name": "sensitivity:owl", "value": 0.625}
+        assert "sensitivity, owl <b>62.5\u202f%</b>" in at.http().get(f"{at.url}/").text
         assert "Sensitivity, owl</dt><dd><b>62.5\u202f%</b>" in page
         for title in (
             "Balanced accuracy by round",
