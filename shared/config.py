@@ -21,7 +21,7 @@ from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
-from shared.vocabulary import Metric, Slug
+from shared.vocabulary import AnyMetric, Metric, Slug
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.base import Need
 from shared.weightings.disco import DiscoWeighting
@@ -32,6 +32,7 @@ __all__ = [
     "ANYONE",
     "EVERYBODY",
     "AlgorithmChoice",
+    "AnyMetric",
     "DiscoWeighting",
     "Draws",
     "Frozen",

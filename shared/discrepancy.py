@@ -14,10 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.own_parts import import_part, is_own
 from shared.problems import InvalidConfiguration, InvalidRequest
-from shared.vocabulary import Metric
+from shared.vocabulary import AnyMetric, Metric
 
-__all__ = ["Metric", "Target", "check_possible", "discrepancy", "largest", "shares"]
+__all__ = ["AnyMetric", "Metric", "Target", "check_possible", "discrepancy", "largest", "shares"]
 
 Target = Literal["uniform"] | Sequence[float]
 Distribution = NDArray[np.float64]
@@ -27,17 +28,17 @@ _ROUNDING = 1e-9
 def discrepancy(
     counts: Sequence[float] | NDArray[np.float64] | NDArray[np.int64],
     target: Literal["uniform"] | Sequence[float],
-    metric: Metric = "kl",
+    metric: AnyMetric = "kl",
 ) -> float:
     """Distance of a client's label distribution from the target, 0 or more.
 
     ``counts`` has one entry a class of the run's contract, in its order; counts and target need not
     sum to one. ``kl`` uses the natural logarithm (at most ln C for a uniform target) and is ``inf`` where
     the client holds a class whose target share is 0. ``l1`` has no factor 1/2, ``l2`` is not squared,
-    ``cosine`` is 1 - cos.
+    ``cosine`` is 1 - cos. One's own is called with the two distributions, and gives a finite number.
 
     Raises InvalidRequest for counts that are negative, not finite or all zero, and InvalidConfiguration
-    for such a target, one of another length, or an unknown metric.
+    for such a target, one of another length, an unknown metric, or one's own that gives something else.
 
     >>> discrepancy([5, 5, 0, 0], "uniform")
     0.6931471805599453
@@ -55,6 +56,8 @@ def discrepancy(
             f"the target has {len(wanted)} shares for {len(local)} classes",
             hint="Give one share a class, in the order of the class contract.",
         )
+    if is_own(metric):
+        return _measure_by(metric, local, wanted)
     if metric not in _METRICS:
         raise InvalidConfiguration(f"metric {metric!r} is none of {', '.join(_METRICS)}")
     return max(0.0, _METRICS[metric](local, wanted))
@@ -68,7 +71,7 @@ def shares(target: Target, classes: int) -> list[float]:
     return [share / whole for share in target]
 
 
-def largest(metric: Metric, target: Target, classes: int) -> float:
+def largest(metric: AnyMetric, target: Target, classes: int) -> float:
     """The upper end of the metric's range: that of a client with the rarest class of the target alone.
 
     All four are convex in the client's shares p, or (cosine) least similar where p has one class: for any p,
@@ -77,9 +80,13 @@ def largest(metric: Metric, target: Target, classes: int) -> float:
     * ``kl``: -ln q_i; of the classes with a share (a client that holds another is infinitely far);
     * ``l1``: 2 (1 - q_i);  ``l2``: sqrt(1 - 2 q_i + |q|^2);  ``cosine``: 1 - q_i / |q|.
 
+    Of one's own nothing is known: it is infinite.
+
     >>> round(largest("kl", "uniform", 10), 6), round(math.log(10), 6)
     (2.302585, 2.302585)
     """
+    if is_own(metric):
+        return math.inf
     wanted = shares(target, classes)
     least = min(wanted)
     if metric == "l1":
@@ -92,7 +99,7 @@ def largest(metric: Metric, target: Target, classes: int) -> float:
     return -math.log(min(share for share in wanted if share > 0))
 
 
-def check_possible(value: float, metric: Metric, target: Target, classes: int) -> None:
+def check_possible(value: float, metric: AnyMetric, target: Target, classes: int) -> None:
     """Raise InvalidRequest for a discrepancy that no labels of ``classes`` classes can have."""
     if math.isinf(value):
         if metric == "kl" and min(shares(target, classes)) == 0:
@@ -125,6 +132,19 @@ def _distribution(
     scaled: Distribution = array / largest  # so that no sum overflows
     scaled /= math.fsum(scaled)
     return scaled
+
+
+def _measure_by(path: str, local: Distribution, wanted: Distribution) -> float:
+    found = import_part("weighting.metric", path)(local, wanted)
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidConfiguration(
+            f"weighting.metric: {path!r} gave {str(found)[:100]!r}, not a finite number of 0 or more"
+        )
+    return value
 
 
 def _kl(local: Distribution, target: Distribution) -> float:

@@ -106,7 +106,7 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.MODEL_NOT_ALLOWED: "The site's policy does not allow the run's model.",
     FaultCode.PART_NOT_ALLOWED: (
         "The site's policy does not allow a part of somebody's own that the run names: its optimizer, "
-        "schedule, loss or partition."
+        "schedule, loss, metric of the discrepancy or partition."
     ),
     FaultCode.MODEL_TOO_LARGE: (
         "The site's policy allows models of at most {allowed} numbers, the run's has {asked}."

@@ -13,7 +13,7 @@ from shared.config import RunConfig
 from shared.secure.messages import Agreements, Answer, Inbox, Message, Roster, Survivors
 from shared.texts import find_unstorable
 from shared.vocabulary import JOIN_TOKEN_SECONDS as JOIN_TOKEN_SECONDS
-from shared.vocabulary import Metric, Slug
+from shared.vocabulary import AnyMetric, Slug
 from shared.vocabulary import Role as Role
 from shared.vocabulary import UserRole as UserRole
 
@@ -697,7 +697,7 @@ class DiscrepancySubmission(BaseModel):
     """``d_k``, once. Infinity (the string "Infinity") where the client owns a class of target share 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-    metric: Metric
+    metric: AnyMetric
     value: float = Field(ge=0)
     grade: Grade | None = Field(
         None, description="exact, or noised at the site; None: the client does not say"
@@ -716,7 +716,7 @@ class Enrol(View):
 class SubmitDiscrepancy(View):
     kind: Literal["discrepancy"] = "discrepancy"
     run: str
-    metric: Metric
+    metric: AnyMetric
     target: Literal["uniform"] | tuple[float, ...]
 
 

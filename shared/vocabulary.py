@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-__all__ = ["JOIN_TOKEN_SECONDS", "Metric", "Role", "Slug", "UserRole"]
+from shared.own_parts import OwnPath
+
+__all__ = ["JOIN_TOKEN_SECONDS", "AnyMetric", "Metric", "Role", "Slug", "UserRole"]
 
 Slug = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="lower case, 1 to 63 characters")
 ]
 Metric = Literal["kl", "l1", "l2", "cosine"]
+AnyMetric = Metric | OwnPath
+"""One's own is called with two arrays of shares, the client's and the target's, one entry a class."""
 JOIN_TOKEN_SECONDS = 7 * 86400
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import Metric
+from shared.config import AnyMetric
 from shared.discrepancy import Target, discrepancy, shares
 
 __all__ = ["Fits", "count_fits", "partitions"]
@@ -54,7 +54,7 @@ def partitions(examples: int, parts: int, *, ordered: bool, limit: int = LIMIT) 
 
 
 def count_fits(
-    counts: Sequence[int], target: Target, metric: Metric, told: float, half_width: float = 0.0
+    counts: Sequence[int], target: Target, metric: AnyMetric, told: float, half_width: float = 0.0
 ) -> Fits:
     """Label counts of the same size whose discrepancy is within ``half_width`` of what was told.
 
@@ -88,7 +88,7 @@ def _number_that_fit(
     chosen: list[int],
     counts: Sequence[int],
     target: Target,
-    metric: Metric,
+    metric: AnyMetric,
     told: float,
     half_width: float,
 ) -> int:
@@ -103,7 +103,7 @@ def _number_that_fit(
     return sum(discrepancy(row, target, metric) == told for row in near)
 
 
-def _distances(counts: Counts, target: Sequence[float], metric: Metric) -> NDArray[np.float64]:
+def _distances(counts: Counts, target: Sequence[float], metric: AnyMetric) -> NDArray[np.float64]:
     """The discrepancy of each row, but for rounding."""
     p = counts / counts.sum(axis=1, keepdims=True)
     q = np.asarray(target)

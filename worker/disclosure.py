@@ -23,10 +23,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.config import Metric
+from shared.config import AnyMetric
 from shared.discrepancy import Target, discrepancy, largest, shares
 from shared.faults import SENTENCES, FaultCode
 from shared.files import PRIVATE, replace_file, storage_errors
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.schemas import Grade
 from worker.candidates import Fits, count_fits
@@ -57,7 +58,7 @@ class Rule:
 
     grade: Grade | Literal["none"]
     epsilon: float = 1.0
-    metrics: tuple[Metric, ...] = ("kl",)
+    metrics: tuple[AnyMetric, ...] = ("kl",)
     targets: tuple[Literal["uniform", "explicit", "global"], ...] = ("uniform", "explicit")
     dealt: bool = False
 
@@ -73,12 +74,18 @@ class Question:
     data: str
     reading: str
     counts: tuple[int, ...]
-    metric: Metric
+    metric: AnyMetric
     target: Target
 
     @property
     def labels(self) -> str:
-        """The same for equal counts in any order of the classes (with their shares of the target)."""
+        """The same for equal counts in any order of the classes (with their shares of the target).
+
+        A metric of one's own may go by that order.
+        """
+        if is_own(self.metric):
+            given = [list(self.counts), shares(self.target, len(self.counts))]
+            return hashlib.sha256(json.dumps(given).encode()).hexdigest()
         if isinstance(self.target, str):
             pairs: Sequence[object] = sorted(count for count in self.counts if count)
         else:
@@ -90,7 +97,8 @@ class Question:
         """The target, by the shares that it consists of."""
         if isinstance(self.target, str):
             return "uniform"
-        return json.dumps([round(share, 12) for share in sorted(shares(self.target, len(self.counts)))])
+        wanted = [round(share, 12) for share in shares(self.target, len(self.counts))]
+        return json.dumps(wanted if is_own(self.metric) else sorted(wanted))
 
 
 class Answer(BaseModel):
@@ -100,7 +108,7 @@ class Answer(BaseModel):
     data: str
     reading: str
     labels: str
-    metric: Metric
+    metric: AnyMetric
     goal: str
     classes: int
     grade: Grade
@@ -161,7 +169,7 @@ class Disclosures:
             yield
 
 
-def check_rule(metric: Metric, target: Target, classes: int, rule: Rule) -> Grade:
+def check_rule(metric: AnyMetric, target: Target, classes: int, rule: Rule) -> Grade:
     """The grade of an answer, as far as it can be said without the data and the earlier answers.
 
     Raises :class:`NotDisclosed` where there is none.
@@ -174,6 +182,8 @@ def check_rule(metric: Metric, target: Target, classes: int, rule: Rule) -> Grad
         raise NotDisclosed(FaultCode.OTHER_METRIC)
     if ("uniform" if isinstance(target, str) else "explicit") not in rule.targets:
         raise NotDisclosed(FaultCode.TARGET_NOT_ALLOWED)
+    if rule.grade == "noised" and is_own(metric):
+        raise NotDisclosed(FaultCode.OTHER_METRIC)  # no bound is known, so no noise hides a label
     if rule.grade == "noised" and metric == "kl" and min(shares(target, classes)) == 0:
         raise NotDisclosed(FaultCode.EMPTY_CLASS)
     return rule.grade
@@ -242,8 +252,10 @@ def _for_classes(answer: Answer, question: Question) -> Answer:
 
 def describe_answer(answer: Answer, question: Question) -> str:
     """For this site's log: what was told, and how many label counts it leaves open."""
-    fits = count_fits(question.counts, question.target, question.metric, answer.value, answer.half_width)
     how = "exact" if answer.grade == "exact" else f"noised with epsilon {answer.epsilon:g}"
+    if is_own(answer.metric):
+        return f"told d = {answer.value:.4g} by {answer.metric}, {how}"
+    fits = count_fits(question.counts, question.target, question.metric, answer.value, answer.half_width)
     return f"told d = {answer.value:.4g}, {how}; {_words(fits)}"
 
 

@@ -16,7 +16,7 @@ from worker.faults import FAULTS, LocalFault
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from shared.config import Metric
+    from shared.config import AnyMetric
     from shared.discrepancy import Target
     from shared.schemas import EnrolmentView, RunView
     from worker.client import CoordinatorClient
@@ -163,7 +163,7 @@ def _check_batches(local: LocalRun, site: Site, examples: int) -> None:
 
 
 def _answer(
-    local: LocalRun, index: int | None, metric: Metric, target: Target, site: Site
+    local: LocalRun, index: int | None, metric: AnyMetric, target: Target, site: Site
 ) -> tuple[Answer, Question]:
     question = site.question(local, index, metric, target)
     try:

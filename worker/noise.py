@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.config import Metric
+from shared.config import AnyMetric
 from shared.discrepancy import Target, shares
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _ROOM = 1 + 2.0**-40  # above the rounding of scale and quotient, so that epsilo
 _INSIDE = math.log(20)  # |Laplace(1)| is below ln 20 in 95 per cent of all draws
 
 
-def sensitivity(metric: Metric, target: Target, classes: int, examples: int) -> float:
+def sensitivity(metric: AnyMetric, target: Target, classes: int, examples: int) -> float:
     """The most that the label of one of ``examples`` (1 or more) examples changes the discrepancy.
 
     * ``kl``, uniform: d = ln C - H(p), and -x ln x is concave, so the largest step is from one class alone
@@ -36,8 +37,11 @@ def sensitivity(metric: Metric, target: Target, classes: int, examples: int) -> 
       1964, in an inner product space); |a - b| is sqrt(2) here, and counts of C classes are at least
       n / sqrt(C) long.
 
-    Raises :class:`InvalidConfiguration` for ``kl`` to a target with a share of 0, where d may be infinite.
+    Raises :class:`InvalidConfiguration` for ``kl`` to a target with a share of 0, where d may be infinite,
+    and for a metric of one's own, of which no bound is known.
     """
+    if is_own(metric):
+        raise InvalidConfiguration(f"no bound is known of the metric {metric!r}, so no noise hides a label")
     n = examples
     if metric == "l1":
         return 2 / n

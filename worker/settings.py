@@ -20,7 +20,7 @@ from shared.join_codes import JoinCode, read_join_code
 from shared.left_out import OnBroken
 from shared.partition_choice import Partition
 from shared.problems import InvalidConfiguration
-from shared.vocabulary import Metric, Role, Slug
+from shared.vocabulary import AnyMetric, Role, Slug
 from worker.words import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
 __all__ = ["Precision", "WorkerSettings", "load"]
@@ -139,7 +139,7 @@ class WorkerSettings(BaseSettings):
         1.0,
         description="With `noised`: the privacy loss of one answer. Less is more noise.",
     )
-    metrics: Annotated[tuple[Metric, ...], NoDecode, BeforeValidator(_split_patterns)] = Field(
+    metrics: Annotated[tuple[AnyMetric, ...], NoDecode, BeforeValidator(_split_patterns)] = Field(
         ("kl",),
         description="By which metrics of the discrepancy runs are answered here (`kl`, `l1`, `l2`, "
         "`cosine`); separate several with commas. Each is an answer of its own about the same labels.",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from shared.config import Metric
+    from shared.config import AnyMetric
     from shared.data import Examples
     from shared.discrepancy import Target
     from shared.schemas import TensorSpec
@@ -159,7 +159,7 @@ class Site:
         """What this site tells the run about its labels."""
         return find_rule(self.policy_for(view), dealt=self.is_dealt(view))
 
-    def question(self, local: LocalRun, index: int | None, metric: Metric, target: Target) -> Question:
+    def question(self, local: LocalRun, index: int | None, metric: AnyMetric, target: Target) -> Question:
         """The run's question about the labels of this client's examples."""
         counts = self.count_classes(local, index)
         call = self._splits[local.view.run, "train"][0]

@@ -146,7 +146,7 @@ def _disco_values(weighting: Any) -> dict[str, str]:
         "b": f"{weighting.b:g}",
         "minus_a": _minus(weighting.a),
         "plus_b": _plus(weighting.b),
-        "metric": _METRICS[weighting.metric],
+        "metric": _METRICS.get(weighting.metric, f"distance {weighting.metric}"),
         "target": _name_target(weighting.target),
         "normalised": _NORMALISED[weighting.normalise],
     }

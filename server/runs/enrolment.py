@@ -21,6 +21,7 @@ from server.revocations import Revocations
 from server.runs.layout import RunLayout
 from server.runs.runner import Runner
 from shared.discrepancy import check_possible
+from shared.own_parts import is_own
 from shared.problems import (
     ClassContractMismatch,
     Conflict,
@@ -144,7 +145,8 @@ class Enrolments:
             detail = {"code": refused.code, "detail": refused.detail}
             self.runner.record("discrepancy_refused", run=run, client=client, actor=client, detail=detail)
             raise
-        facts = DiscrepancyFacts(submission.metric, submission.value, submission.grade, submission.epsilon)
+        metric = "own" if is_own(submission.metric) else submission.metric  # the run says which
+        facts = DiscrepancyFacts(metric, submission.value, submission.grade, submission.epsilon)
         self.runner.commit(run, DiscrepancyReceived(client), actor=client, facts=facts)
 
     def decline(self, run: str, client: str, said: DeclineRequest) -> None:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from shared.algorithms.base import Algorithm
 from shared.config import AlgorithmChoice, RunConfig
+from shared.own_parts import import_attribute
 from shared.problems import InvalidConfiguration
 
 __all__ = ["available", "check_optimizer", "load_algorithm"]
@@ -69,14 +70,7 @@ def _algorithms_of(module: ModuleType) -> Iterator[type[Algorithm[Any]]]:
 
 
 def _imported(name: str) -> type[Algorithm[Any]]:
-    path, _, attribute = name.partition(":")
-    try:
-        kind: object = getattr(importlib.import_module(path), attribute)
-    except Exception as error:  # whatever somebody's own module raises while it is imported
-        raise InvalidConfiguration(
-            f"algorithm {name!r} cannot be imported: {error}",
-            hint="Install its package here and at every site, and check the spelling.",
-        ) from error
+    kind = import_attribute("algorithm", name, "here and at every site")
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise InvalidConfiguration(
             f"{name!r} is {kind!r}, not an algorithm",

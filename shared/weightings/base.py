@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from shared.discrepancy import Metric
 from shared.frozen import Frozen
 from shared.problems import InvalidConfiguration
+from shared.vocabulary import AnyMetric
 
 __all__ = [
     "UNCHANGED",
@@ -72,7 +72,7 @@ class Need(StrEnum):
 class Discrepancy(NamedTuple):
     """The number that clients are asked for, once."""
 
-    metric: Metric
+    metric: AnyMetric
     target: AskedTarget
 
     def resolve(self, totals: Sequence[int] | None) -> Target:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from shared.discrepancy import Metric
 from shared.problems import InvalidRequest, WeightlessRound
+from shared.vocabulary import AnyMetric
 from shared.weightings.base import (
     AskedTarget,
     Contribution,
@@ -52,7 +52,7 @@ class DiscoWeighting(Weighting):
     kind: Literal["disco"] = "disco"
     a: float = Field(0.5, ge=0, description="how much a discrepancy costs")
     b: float = Field(0.1, description="what every client is given")
-    metric: Metric = "kl"
+    metric: AnyMetric = "kl"
     normalise: Normalise = Field(
         "round", description="over whom the discrepancies (and sizes) are made to sum to one"
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
 
-from shared.discrepancy import Metric
 from shared.frozen import Frozen
+from shared.own_parts import import_attribute
 from shared.problems import InvalidConfiguration
+from shared.vocabulary import AnyMetric
 from shared.weightings.base import Discrepancy, Need, Target, Weighed, Weighting, WeightingRound
 
 __all__ = ["OwnWeighting"]
@@ -20,7 +20,7 @@ _OF_SITES = {Need.NUMBER, Need.START_LOSS, Need.END_LOSS}
 class Asked(Frozen):
     """The discrepancy that sites are asked for."""
 
-    metric: Metric = "kl"
+    metric: AnyMetric = "kl"
     target: Target = "uniform"
 
 
@@ -75,14 +75,7 @@ class OwnWeighting(Weighting):
         return loaded
 
     def _import(self) -> type[Weighting]:
-        path, _, attribute = self.kind.partition(":")
-        try:
-            found: object = getattr(importlib.import_module(path), attribute)
-        except Exception as error:  # whatever somebody's own module raises while it is imported
-            raise InvalidConfiguration(
-                f"weighting {self.kind!r} cannot be imported: {error}",
-                hint="Install its package where rounds are aggregated, and check the spelling.",
-            ) from error
+        found = import_attribute("weighting", self.kind, "where rounds are aggregated")
         if not (isinstance(found, type) and issubclass(found, Weighting)):
             raise InvalidConfiguration(
                 f"{self.kind!r} is {found!r}, not a weighting",

@@ -96,7 +96,7 @@ def test_bad_targets_are_the_configurations_fault(target: Any, said: str) -> Non
 
 def test_an_unknown_metric_is_named() -> None:
     with pytest.raises(InvalidConfiguration, match="'hellinger' is none of kl, l1, l2, cosine"):
-        discrepancy([1, 2], "uniform", "hellinger")  # type: ignore[arg-type]
+        discrepancy([1, 2], "uniform", "hellinger")
 
 
 # ---------------------------------------------------------------- the range (case C2)

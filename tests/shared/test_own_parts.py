@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 import feddisco
 from shared.config import LocalTraining, RunConfig
+from shared.discrepancy import discrepancy
 from shared.own_parts import import_part
 from shared.problems import InvalidConfiguration
 from shared.schedules import Schedule
@@ -63,6 +65,26 @@ def test_each_part_of_ones_own_changes_the_model(ours: str, tmp_path: Path) -> N
         found = digests(tmp_path, local={setting: f"{ours}:{name}"})
         assert found[-1] != plain[-1], setting
     assert digests(tmp_path, model=f"{ours}:small_net")[0] != plain[0]
+
+
+def test_a_metric_of_ones_own_measures_the_discrepancy(ours: str, tmp_path: Path) -> None:
+    """One of four classes alone is three, two and one step away from the others' quarters."""
+    assert discrepancy([5, 0, 0, 0], "uniform", f"{ours}:earth_mover") == pytest.approx((3 + 2 + 1) / 4)
+    metric = {"kind": "disco", "metric": f"{ours}:earth_mover"}
+    result = feddisco.simulate(configure(weighting=metric), out=tmp_path / "r")
+    by_kl = feddisco.simulate(configure(), out=tmp_path / "kl")
+    weights = [each.ledger.query("round == 1")["weight"].tolist() for each in (result, by_kl)]
+    assert [sum(each) for each in weights] == [pytest.approx(1), pytest.approx(1)]
+    assert weights[0] != weights[1]
+
+
+@pytest.mark.parametrize("given", [-0.1, math.inf, math.nan, "far", None])
+def test_a_metric_that_gives_no_distance_is_refused(monkeypatch: pytest.MonkeyPatch, given: object) -> None:
+    module = ModuleType("wrong_metrics")
+    module.wrong = lambda shares, target: given  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wrong_metrics", module)
+    with pytest.raises(InvalidConfiguration, match="not a finite number of 0 or more"):
+        discrepancy([1, 2], "uniform", "wrong_metrics:wrong")
 
 
 def test_a_partition_of_ones_own_deals_as_it_says(ours: str, tmp_path: Path) -> None:

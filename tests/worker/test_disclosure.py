@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import stat
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.config import Metric
+from shared.config import AnyMetric, Metric
 from shared.discrepancy import Target, discrepancy
 from shared.faults import FaultCode
 from shared.problems import InvalidConfiguration
@@ -38,7 +40,7 @@ def _ask(
     *,
     data: str = "scans",
     reading: str = "as they are",
-    metric: Metric = "kl",
+    metric: AnyMetric = "kl",
     target: Target = "uniform",
 ) -> Question:
     return Question(data=data, reading=reading, counts=tuple(counts), metric=metric, target=target)
@@ -132,6 +134,28 @@ def test_nothing_is_told_at_the_grade_none(book: Disclosures) -> None:
 def test_metrics_that_the_site_does_not_name_are_refused(book: Disclosures) -> None:
     assert _refusal(book, _ask(metric="l1")) is FaultCode.OTHER_METRIC
     assert _refusal(book, _ask(metric="l1"), replace(NOISED, metrics=EVERY)) is None
+
+
+def test_a_metric_of_ones_own_is_answered_exactly_or_not_at_all(
+    book: Disclosures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go by the order of the classes, so another order is another question: of these data, refused."""
+    module = ModuleType("own_metric")
+    module.first = lambda shares, target: shares[0]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_metric", module)
+    own = "own_metric:first"
+    question = _ask(metric=own)
+    assert _refusal(book, question, Rule("exact")) is FaultCode.OTHER_METRIC
+    assert _refusal(book, question, Rule("noised", metrics=(own,))) is FaultCode.OTHER_METRIC
+    allowed = Rule("exact", metrics=("kl", own))
+    answer = book.answer(question, allowed)
+    assert answer.value == COUNTS[0] / sum(COUNTS)
+    assert describe_answer(answer, question) == f"told d = {answer.value:.4g} by {own}, exact"
+    assert book.answer(question, allowed) == answer
+    turned = _ask(COUNTS[::-1], metric=own, reading="turned")
+    assert _refusal(book, turned, allowed) is FaultCode.OTHER_CLASSES
+    with pytest.raises(InvalidConfiguration, match="no bound is known"):
+        sensitivity(own, "uniform", 4, 10)
 
 
 def test_targets_that_the_site_does_not_name_are_refused(book: Disclosures) -> None:

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from shared.algorithms.base import Told
-from shared.discrepancy import Metric
 from shared.fingerprints import parse_fingerprint
 from shared.frozen import Frozen
 from shared.left_out import OnBroken
 from shared.secure.ring import SMALLEST_SUM
+from shared.vocabulary import AnyMetric
 from worker.words import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
 __all__ = [
@@ -74,8 +74,8 @@ class Policy(Frozen):
     parts: _Strings = Field(
         (),
         description="Parts of one's own that a run may name here by import path, as "
-        '`"ours.training:*"`: its optimizer, schedule, loss, and the partition of data that it deals. '
-        "Empty: none.",
+        '`"ours.training:*"`: its optimizer, schedule, loss, metric of the discrepancy, and the partition of '
+        "data that it deals. Empty: none.",
     )
     most_parameters: _Most = Field(
         100_000_000, description="Size of the largest model: all numbers in its tensors."
@@ -110,9 +110,10 @@ class Policy(Frozen):
     epsilon: Annotated[Epsilon, Field(strict=True)] = Field(
         1.0, description="With `noised`: the privacy loss of one answer. Less is more noise."
     )
-    metrics: tuple[Metric, ...] = Field(
+    metrics: tuple[AnyMetric, ...] = Field(
         ("kl",),
-        description="Metrics of the discrepancy that runs are answered by: `kl`, `l1`, `l2`, `cosine`.",
+        description="Metrics of the discrepancy that runs are answered by: `kl`, `l1`, `l2`, `cosine`, and "
+        "with `disclosure: exact` one's own by import path, which `parts` has to allow as well.",
     )
     targets: tuple[TargetKind, ...] = Field(
         ("uniform", "explicit", "global"),

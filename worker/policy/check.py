@@ -100,9 +100,13 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
 
 
 def _list_parts(config: RunConfig) -> list[str]:
-    """Import paths of the run's optimizer, schedule, loss and partition."""
-    dealt = None if config.partition is None else config.partition.kind
-    return [*config.local.own_parts.values(), *([dealt] if dealt is not None and is_own(dealt) else [])]
+    """Import paths of the run's optimizer, schedule, loss, metric of the discrepancy and partition."""
+    asked = config.weighting.discrepancy
+    named = (
+        None if asked is None else asked.metric,
+        None if config.partition is None else config.partition.kind,
+    )
+    return [*config.local.own_parts.values(), *(path for path in named if path is not None and is_own(path))]
 
 
 def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.config import Metric, RunConfig
+from shared.config import RunConfig
 from shared.schemas import Grade
 from shared.weightings.base import UNCHANGED, Adjustment
 
@@ -52,7 +52,7 @@ class EnrolmentFacts:
 class DiscrepancyFacts:
     """With DiscrepancyReceived: d_k, at least 0, possibly infinite; and how the site disclosed it."""
 
-    metric: Metric
+    metric: str  # own: the one that the run names by import path
     value: float
     grade: Grade | None = None
     epsilon: float | None = None

@@ -37,7 +37,7 @@ from server.pages.words import (
     tone,
 )
 from server.pages.words import sentence as written
-from shared.config import DiscoWeighting, SizesWeighting, UniformWeighting, Weighting
+from shared.config import DiscoWeighting, Metric, SizesWeighting, UniformWeighting, Weighting
 from shared.schemas import (
     AdjustmentView,
     EnrolmentStatus,
@@ -193,6 +193,8 @@ def every_weighting() -> Iterator[Weighting]:
             for name, field in kind.model_fields.items()
             if get_origin(field.annotation) is Literal
         }
+        if "metric" in kind.model_fields and "metric" not in choices:  # or one's own
+            choices["metric"] = get_args(Metric)
         for chosen in itertools.product(*choices.values()):
             options = dict(zip(choices, chosen, strict=True))
             yield kind.model_validate(options)
@@ -226,6 +228,11 @@ def test_every_weighting_and_every_option_has_its_words() -> None:
         assert bool(fallback(none, weighting)) == hasattr(instead, "on_all_zero")
     shared = [same for same in legends.values() if len(same) > 1]
     assert [len(same) for same in shared] == [2], "only the two without discrepancies say the same"
+
+
+def test_a_metric_of_ones_own_is_named() -> None:
+    own = DiscoWeighting(metric="ours.metrics:earth_mover")
+    assert "dₖ is the distance ours.metrics:earth_mover between its labels" in legend(own)
 
 
 def test_the_words_are_of_kinds_there_are() -> None:
