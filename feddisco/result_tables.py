@@ -170,7 +170,7 @@ def write_table(table: Table, out: Path) -> None:
         except ImportError:
             raise InvalidConfiguration(
                 "Parquet needs pyarrow, which is not installed.",
-                hint="pip install 'feddisco[tables]' pyarrow",
+                hint="pip install 'feddisco[tables]'",
             ) from None
     else:
         raise InvalidConfiguration(f"{out}: a table is written as .csv or .parquet.")

@@ -21,7 +21,9 @@ FORMS = {
     "sign in": "/sign-in",
     "create": "/create?template=digits-niid1",
     "clients": "/clients",
+    "users": "/users",
     "stop": "/runs/digits-niid1/do/stop",
+    "change": "/runs/digits-niid1/do/change",
     "run": "/runs/digits-niid1",
 }
 
@@ -64,6 +66,18 @@ def test_from_signing_in_to_signing_out(here: Served, chromium: Any, script: boo
         code = page.locator("#join-code").inner_text()
         assert read_join_code(code).address == here.base
         assert page.get_by_role("img", name="The join code as a QR code").bounding_box()["width"] > 150
+        page.goto(f"{here.base}/users")
+        page.get_by_label("Name, as the logs").fill(name)
+        page.get_by_role("button", name="Make a token").click()
+        assert len(page.locator("#made-token").inner_text()) > 40
+        page.goto(f"{here.base}/users/{name}/do/revoke")
+        page.get_by_label("I am sure").check()
+        page.get_by_role("button", name="Revoke").click()
+        page.get_by_role("row", name=name).get_by_text("revoked").wait_for()
+        page.goto(f"{here.base}/runs/digits-niid1/do/change")
+        page.get_by_label("Rounds in all").fill("30" if script else "40")
+        page.get_by_role("button", name="Change").click()
+        page.get_by_text("of 30" if script else "of 40").first.wait_for()
         page.goto(f"{here.base}/runs/digits-niid1")
         page.get_by_role("link", name="Pause", exact=True).click()
         page.get_by_label("Reason").fill("the power is cut")

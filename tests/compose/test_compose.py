@@ -66,6 +66,7 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     lines += [
         f"FEDDISCO_PORT={port}",
         "FEDDISCO_TAG=test",
+        "COMPOSE_PROFILES=demo",
         f"TORCH_INDEX={os.environ.get('TORCH_INDEX', '')}",
     ]
     env_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
