@@ -144,7 +144,7 @@ def read_headlines(connection: Reading, configs: Configs, run: str | None = None
 
     Enough are half of those who have scored any round: the first to answer does not speak for all.
     """
-    scored = evaluations.c.accuracy.is_not(None)
+    scored: sa.ColumnElement[bool] = evaluations.c.accuracy.is_not(None)
     if run is not None:
         scored &= evaluations.c.run == run
     found: dict[str, list[tuple[float, int]]] = defaultdict(list)
