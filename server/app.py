@@ -49,6 +49,8 @@ from server.runs.scrub import Scrub
 from server.runs.space import Space
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
+from server.sinks.configured import FOLDER, make_sinks
+from server.sinks.follow import SinkFollower
 from server.threads import Threads
 from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
@@ -236,6 +238,10 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             clock=clock,
         ),
         presence=Presence(store, threads, clock),
+        sinks=[
+            SinkFollower(sink, store, clock, telemetry, blobs.local, settings.data_folder / FOLDER)
+            for sink in make_sinks(settings)
+        ],
     )
 
 
@@ -373,6 +379,8 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
     background.start("space", coordinator.space.run())
     background.start("presence", coordinator.presence.run())
     background.start("erasure", coordinator.removal.run(coordinator.threads))
+    for follower in coordinator.sinks:
+        background.start(f"sink {follower.sink.name}", follower.run())
     if coordinator.settings.on_postgres:
         from server.wakeups.postgres import PostgresRelay
 

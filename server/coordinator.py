@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from server.background import Background
@@ -27,6 +28,7 @@ from server.runs.scrub import Scrub
 from server.runs.space import Space
 from server.runs.timekeeping import TimeKeeper
 from server.settings import Settings
+from server.sinks.follow import SinkFollower
 from server.threads import Threads
 from server.wakeups.feeds import Feeds
 from server.wakeups.hub import Hub
@@ -84,6 +86,7 @@ class Coordinator:
     hub: Hub
     feeds: Feeds
     telemetry: Telemetry
+    sinks: Sequence[SinkFollower] = ()
 
     def end_access(self, key: str) -> None:
         """A client, user or session (``make_key``) is not accepted any more: what is open by it ends.

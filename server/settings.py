@@ -206,6 +206,27 @@ class Settings(BaseSettings):
     collect_after_seconds: float = Field(
         86400.0, ge=60, description="Age in seconds at which a file that no run refers to is deleted."
     )
+    mlflow_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Address of an MLflow server that is told of each run: curves, configuration, model. "
+        "Without it, none.",
+    )
+    mlflow_experiment: str = Field("feddisco", min_length=1, description="MLflow's experiment for the runs.")
+    mlflow_token: SecretStr | None = Field(
+        None, description="For MLflow: a token, or `USER:PASSWORD`. Without it, nothing is sent along."
+    )
+    tensorboard_folder: Path | None = Field(
+        None,
+        description="Folder in which each run gets one for TensorBoard: curves, configuration. Without it, "
+        "none.",
+    )
+    otlp_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Address of a collector of OpenTelemetry, like `http://127.0.0.1:4318`, that is told of "
+        "each round as a trace. Without it, none.",
+    )
     scrub_every_seconds: float = Field(
         7 * 86400.0,
         ge=0,

@@ -111,6 +111,18 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self.sink_behind = Gauge(
+            "feddisco_sink_behind_events",
+            "Entries of the event log that the sink has not been told yet",
+            ["sink"],
+            registry=self.registry,
+        )
+        self.sink_failures = Counter(
+            "feddisco_sink_failures",
+            "Attempts to tell the sink that failed, and what it refused",
+            ["sink"],
+            registry=self.registry,
+        )
         self.waiting = Gauge(
             "feddisco_run_waiting_since_timestamp_seconds",
             "Unix time since which the run cannot go on; absent for runs that can",

@@ -118,7 +118,7 @@ def test_a_table_has_every_round_with_what_differs(swept: Path, tmp_path: Path) 
 
 def test_a_table_as_parquet(swept: Path, tmp_path: Path) -> None:
     """The same rows as in CSV, numbers as numbers."""
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet
 
     assert call("table", swept, "--out", tmp_path / "rounds.parquet").exit_code == 0
     assert call("table", swept, "--out", tmp_path / "rounds.csv").exit_code == 0

@@ -1,0 +1,265 @@
+"""Sinks: what TensorBoard, a collector of traces and MLflow find, read by their own programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.sinks import follow
+from tests.helpers.live_coordinator import Live, enrolled, file_of, live, sha256
+from tests.server.api.test_run_gauges import scrape
+
+MLFLOW = os.environ.get("MLFLOW") or shutil.which("mlflow")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SECONDS", 0.1)
+    monkeypatch.setattr(follow, "LONGEST_SECONDS", 0.2)
+
+
+def play(at: Live, rounds: int = 2) -> None:
+    """A run of so many rounds with two sites and a judge, to its end."""
+    at.create(min_clients=2, rounds=rounds, weighting={"kind": "sizes"})
+    judge = at.site("judge")
+    assert judge.enrol("demo", 50, role="evaluator").status_code == 200
+    sites = enrolled(at, [10, 30])
+    for number in range(rounds + 1):
+        for place, site in enumerate(sites if number else []):
+            assert site.until("train")["round"] == number
+            assert site.upload("demo", number, file_of(1.0 + place + number)).status_code == 200
+        assert judge.until("evaluate")["round"] == number
+        scores = {"loss": 2.0 - number / 2, "accuracy": 0.25 + number / 4, "examples": 50}
+        answer = judge.http.put(
+            f"/runs/demo/rounds/{number}/metrics", json={**scores, "extra": {"auroc": 0.5}}
+        )
+        assert answer.status_code == 204, answer.text
+    at.wait_for(lambda: at.run()["status"] == "completed")
+
+
+def wait_until_told(at: Live, sink: str) -> None:
+    series = f'feddisco_sink_behind_events{{sink="{sink}"}}'
+    at.wait_for(lambda: scrape(at).get(series) == 0)
+
+
+# -------------------------------------------------------------------- TensorBoard
+
+
+def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def read_texts(folder: Path) -> dict[str, str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: found.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in found.Tags()["tensors"]}
+
+
+def test_tensorboard_reads_the_curves(migrated_sqlite: Path, tmp_path: Path) -> None:
+    """Also those of what happened while the folder could not be written; no round waited for it."""
+    folder = tmp_path / "curves"
+    folder.write_text("a file is in the way")
+    with live(sqlite_copy(migrated_sqlite, tmp_path), tmp_path / "data", tensorboard_folder=folder) as at:
+        play(at)
+        at.wait_for(lambda: scrape(at).get('feddisco_sink_failures_total{sink="tensorboard"}', 0) > 1)
+        assert scrape(at)['feddisco_sink_behind_events{sink="tensorboard"}'] > 0
+        assert at.http().get(f"{at.url}/readyz").json()["status"] == "ok"
+        folder.unlink()
+        wait_until_told(at, "tensorboard")
+        curves = read_curves(folder / "demo")
+        assert curves["accuracy"] == [(0, 0.25), (1, 0.5), (2, 0.75)]
+        assert curves["loss"] == [(0, 2.0), (1, 1.5), (2, 1.0)]
+        assert curves["auroc"] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+        assert curves["weight/site-1"] == [(1, 0.75), (2, 0.75)]
+        assert [value for _, value in curves["updates"]] == [2, 2]
+        said = read_texts(folder / "demo")
+        assert '"rounds": 2' in said["configuration/text_summary"]
+        assert f"model {at.run()['model']}" in said["end/text_summary"]
+        at.create("later")
+        at.wait_for(lambda: (folder / "later").exists())
+    with live(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path / "data", tensorboard_folder=folder) as at:
+        at.create("third")
+        at.wait_for(lambda: (folder / "third").exists())
+        assert read_curves(folder / "demo") == curves, "told once, also after a restart"
+
+
+def sqlite_copy(template: Path, folder: Path) -> str:
+    shutil.copyfile(template, folder / "test.sqlite")
+    return f"sqlite:///{folder / 'test.sqlite'}"
+
+
+# -------------------------------------------------------------------- traces
+
+
+class Collector(BaseHTTPRequestHandler):
+    """An OTLP receiver: what it is sent, taken apart by OpenTelemetry's own messages."""
+
+    spans: list[Any]
+    refusals: int
+
+    def do_POST(self) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            import gzip
+
+            body = gzip.decompress(body)
+        sent = ExportTraceServiceRequest.FromString(body)
+        assert self.path == "/v1/traces"
+        for resource in sent.resource_spans:
+            for scope in resource.scope_spans:
+                type(self).spans.extend(scope.spans)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Silent."""
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[Any]]]:
+    kind = type("OwnCollector", (Collector,), {"spans": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", kind.spans  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_round_is_a_trace(migrated_sqlite: Path, tmp_path: Path) -> None:
+    database = sqlite_copy(migrated_sqlite, tmp_path)
+    with collecting() as (url, spans), live(database, tmp_path / "data", otlp_url=url) as at:
+        play(at)
+        wait_until_told(at, "traces")
+        rounds = [span for span in spans if span.name == "round"]
+        assert len(rounds) == 2
+        assert len({span.trace_id for span in spans}) == 2
+        first = {span.name: span for span in spans if span.trace_id == rounds[0].trace_id}
+        names = {f"{what} site-{index}" for what in ("poll", "upload") for index in (0, 1)}
+        assert set(first) == {"round", "draw", "aggregation", "evaluation judge"} | names
+        root = first.pop("round")
+        assert (len(root.parent_span_id), len(root.trace_id), len(root.span_id)) == (0, 16, 8)
+        assert {span.parent_span_id for span in first.values()} == {root.span_id}
+        view = at.admin.get("/runs/demo/rounds/1").json()
+        opened, completed = root.start_time_unix_nano, root.end_time_unix_nano
+        assert abs(completed - opened - 1e9 * seconds_between(view)) < 1e6
+        for name in ("poll site-0", "upload site-0", "aggregation"):
+            assert (
+                opened <= first[name].start_time_unix_nano <= first[name].end_time_unix_nano <= completed
+            ), name
+        assert first["poll site-1"].end_time_unix_nano == first["upload site-1"].start_time_unix_nano
+        about = {one.key: one.value for one in first["upload site-1"].attributes}
+        assert about["feddisco.run"].string_value == "demo"
+        assert about["feddisco.weight"].double_value == 0.75
+
+
+def seconds_between(view: dict[str, Any]) -> float:
+    import datetime as dt
+
+    ends = [dt.datetime.fromisoformat(view[name]) for name in ("opened_at", "completed_at")]
+    return (ends[1] - ends[0]).total_seconds()
+
+
+# -------------------------------------------------------------------- MLflow
+
+
+@contextmanager
+def mlflow_server(folder: Path, port: int) -> Iterator[str]:
+    """A real one, with SQLite and a folder of artefacts."""
+    folder.mkdir(exist_ok=True)
+    command = [str(MLFLOW), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "files"),
+    ]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen([*command, *store], stdout=log, stderr=log, cwd=folder)
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while True:
+            try:
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                assert time.monotonic() < end, (folder / "log").read_text()
+                time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_a_sink_that_does_not_answer_keeps_nobody(migrated_sqlite: Path, tmp_path: Path) -> None:
+    """Nobody listens there: rounds complete, the coordinator is well, and it ends in good time."""
+    url = f"http://127.0.0.1:{free_port()}"
+    database = sqlite_copy(migrated_sqlite, tmp_path)
+    with live(database, tmp_path / "data", mlflow_url=url, otlp_url=url) as at:
+        play(at, rounds=1)
+        at.wait_for(lambda: scrape(at).get('feddisco_sink_failures_total{sink="mlflow"}', 0) > 1)
+        assert at.http().get(f"{at.url}/readyz").json()["status"] == "ok"
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MLFLOW is None, reason="no mlflow on PATH (or in MLFLOW)")
+def test_mlflow_has_curves_configuration_and_model(migrated_sqlite: Path, tmp_path: Path) -> None:
+    """From a server that is started only when the run has ended."""
+    port, database = free_port(), sqlite_copy(migrated_sqlite, tmp_path)
+    with live(
+        database, tmp_path / "data", mlflow_url=f"http://127.0.0.1:{port}", mlflow_experiment="skin"
+    ) as at:
+        play(at)
+        with mlflow_server(tmp_path / "mlflow", port) as url:
+            wait_until_told(at, "mlflow")
+            ours = at.run()
+            api = httpx.Client(base_url=f"{url}/api/2.0", timeout=30)
+            experiment = api.get("/mlflow/experiments/get-by-name", params={"experiment_name": "skin"}).json()
+            number = experiment["experiment"]["experiment_id"]
+            (found,) = api.post("/mlflow/runs/search", json={"experiment_ids": [number]}).json()["runs"]
+            info = found["info"]
+            assert (info["run_name"], info["status"]) == ("demo", "FINISHED")
+            assert abs(info["end_time"] - info["start_time"]) < 600_000
+            parameters = {one["key"]: one["value"] for one in found["data"]["params"]}
+            assert (parameters["rounds"], parameters["weighting.kind"]) == ("2", "sizes")
+            tags = {one["key"]: one["value"] for one in found["data"]["tags"]}
+            assert tags["feddisco.model"] == ours["model"]
+            asked = {"run_id": info["run_id"], "metric_key": "accuracy"}
+            curve = api.get("/mlflow/metrics/get-history", params=asked).json()["metrics"]
+            assert [(one["step"], one["value"]) for one in curve] == [(0, 0.25), (1, 0.5), (2, 0.75)]
+            place = info["artifact_uri"].removeprefix("mlflow-artifacts:").lstrip("/")
+            model = api.get(f"/mlflow-artifacts/artifacts/{place}/demo.safetensors")
+            assert sha256(model.content) == ours["model"]
+            api.close()
