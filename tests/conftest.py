@@ -16,6 +16,7 @@ from tests.helpers.databases import NoPostgres, Postgres, own_cluster, sqlite_te
 from tests.helpers.s3_service import S3Service, s3_service
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_NAME = 150
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--fault-seed", type=int, default=0, help="which random faults (make test-faults)")
     parser.addoption("--faults-out", help="where a line is added for each random fault (make test-faults)")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A long value would be the test's name, which each process of pytest-xdist sends to the others."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_NAME:
+        return f"{argname}-of-{len(val)}"
+    return None
 
 
 @pytest.fixture(scope="session")
