@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -50,8 +52,9 @@ def play(at: Live, rounds: int = 2) -> None:
 
 
 def wait_until_told(at: Live, sink: str) -> None:
-    series = f'feddisco_sink_behind_events{{sink="{sink}"}}'
-    at.wait_for(lambda: scrape(at).get(series) == 0)
+    newest = at.coordinator.store.latest_event_id()
+    file = at.coordinator.settings.data_folder / "sinks" / f"{sink}.json"
+    at.wait_for(lambda: file.exists() and json.loads(file.read_text())["event"] >= newest, seconds=60)
 
 
 # -------------------------------------------------------------------- TensorBoard
@@ -197,9 +200,12 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
         "--artifacts-destination",
         str(folder / "files"),
     ]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen([*command, *store], stdout=log, stderr=log, cwd=folder)
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        server = subprocess.Popen(
+            [*command, *store], stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True
+        )
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
     try:
         while True:
             try:
@@ -210,8 +216,8 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
                 time.sleep(0.5)
         yield url
     finally:
-        server.terminate()
-        server.wait(30)
+        os.killpg(server.pid, signal.SIGTERM)  # it has processes of its own
+        server.wait(60)
 
 
 def free_port() -> int:
@@ -234,6 +240,7 @@ def test_a_sink_that_does_not_answer_keeps_nobody(migrated_sqlite: Path, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(MLFLOW is None, reason="no mlflow on PATH (or in MLFLOW)")
 def test_mlflow_has_curves_configuration_and_model(migrated_sqlite: Path, tmp_path: Path) -> None:
     """From a server that is started only when the run has ended."""
