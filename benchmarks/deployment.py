@@ -72,15 +72,19 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path, database_url: str | None = None) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, database_url: str | None = None, *, tree: Path | None = None
+) -> Iterator[Deployment]:
     """A coordinator that is ready, on SQLite unless ``database_url`` says otherwise.
+
+    ``tree``: a checkout of this repository, of whose program it is; None: this one.
 
     Raises:
         Failed: it did not start, or ended in the block.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
-    processes = Processes(folder, _environment(folder, database_url))
+    processes = Processes(folder, _environment(folder, database_url, tree or ROOT))
     url = f"http://{HOST}:{port}"
     try:
         processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
@@ -94,14 +98,15 @@ def deployment(folder: Path, database_url: str | None = None) -> Iterator[Deploy
         processes.stop()
 
 
-def _environment(folder: Path, database_url: str | None) -> dict[str, str]:
+def _environment(folder: Path, database_url: str | None, tree: Path) -> dict[str, str]:
     environment = {
         "FEDDISCO_DATA_FOLDER": str(folder / "coordinator"),
         "FEDDISCO_ADMIN_TOKEN": ADMIN_TOKEN,
         "FEDDISCO_JOIN_TOKEN": JOIN_TOKEN,
         "FEDDISCO_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(tree),
+        "PYTHONSAFEPATH": "1",  # or else the working directory would go before it
         "TMPDIR": str(folder),
     }
     return environment | ({"FEDDISCO_DATABASE_URL": database_url} if database_url else {})

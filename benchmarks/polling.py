@@ -127,12 +127,18 @@ def create_run(running: Deployment) -> float:
 
 
 def measure(
-    folder: Path, *, clients: int, seconds: float, wait_seconds: float, settle_seconds: float
+    folder: Path,
+    *,
+    clients: int,
+    seconds: float,
+    wait_seconds: float,
+    settle_seconds: float,
+    tree: Path | None = None,
 ) -> dict[str, Any]:
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, clients)
-    with deployment(folder, database) as running:
+    with deployment(folder, database, tree=tree) as running:
         time.sleep(settle_seconds)
         found = asyncio.run(poll_until_assigned(running, tokens, wait_seconds, seconds))
     soon = found["median_seconds_to_assignment"] <= TARGET_SECONDS
@@ -148,6 +154,7 @@ def main() -> None:
     parser.add_argument(
         "--settle", type=float, default=10.0, help="seconds before the first poll: PyTorch is imported"
     )
+    parser.add_argument("--tree", type=Path, help="checkout whose coordinator is started [default: this one]")
     chosen = parse(parser, {"clients": 20, "seconds": 1.0, "wait": 2.0, "settle": 0.0})
     print_result(
         lambda folder: measure(
@@ -156,6 +163,7 @@ def main() -> None:
             seconds=chosen.seconds,
             wait_seconds=chosen.wait,
             settle_seconds=chosen.settle,
+            tree=chosen.tree,
         )
     )
 

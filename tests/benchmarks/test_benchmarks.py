@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {
     "aggregation": ("aggregation", {"seconds", "reference_seconds", "peak_models"}),
+    "coordinator": ("coordinator", {"cpu_seconds_a_round", "seconds_a_round", "end_seconds"}),
+    "coordinator --large": ("coordinator, large", {"cpu_seconds_a_round", "end_seconds"}),
     "overhead": ("overhead", {"seconds_a_round", "bytes_a_round", "coordinator_cpu_seconds_a_round"}),
     "overhead --large": ("overhead, large", {"seconds_a_round", "bytes_a_round"}),
     "secure": (
@@ -33,6 +35,7 @@ SHORT = {
 }
 LONG = {  # without an end of its own, short to start
     "aggregation": ("--repeats", "1000000"),
+    "coordinator": ("--rounds", "1000000"),
     "overhead": ("--rounds", "1000000"),
     "secure": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
