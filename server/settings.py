@@ -48,6 +48,12 @@ class Settings(BaseSettings):
         description="`s3://BUCKET/PREFIX`: keep all files there, so that several coordinators need no shared "
         "disk. Without it, in the data folder.",
     )
+    accel_redirect: str | None = Field(
+        None,
+        pattern=r"^/[A-Za-z0-9/_-]{0,100}/$",
+        description="Path, like `/stored/`, under which an nginx in front serves the folder `blobs` "
+        "internally: large files are then sent by it (`X-Accel-Redirect`). Without it, by the coordinator.",
+    )
     copied_blob_bytes: int = Field(
         10 * 2**30,
         ge=0,
@@ -276,6 +282,12 @@ class Settings(BaseSettings):
                 "s3_endpoint has to begin with https:, or every file would travel in clear; `insecure` is "
                 "for networks that nobody else is on"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _files_that_nginx_finds(self) -> Self:
+        if self.accel_redirect is not None and self.blob_store is not None:
+            raise ValueError("accel_redirect is for files in the data folder: blob_store has none there")
         return self
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ router = APIRouter(tags=["blobs"])
 MEDIA_TYPE = "application/vnd.safetensors"
 PIECE_BYTES = 2**20
 PARTIAL = 206
+ACCEL = "X-Accel-Redirect"
 _BINARY = {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file", **_BINARY},
@@ -60,8 +61,21 @@ async def download(
         coordinator.telemetry.sent.inc(stop - start)
         if isinstance(blob, bytes):
             return Response(blob[start:stop], status, headers, MEDIA_TYPE)
+        if status != PARTIAL and (place := _find_for_nginx(coordinator, request, sha256)) is not None:
+            return Response(None, status, _name_file(sha256) | {ACCEL: place}, MEDIA_TYPE)
         unless_streamed.pop_all()
     return StreamingResponse(_read_pieces(coordinator, blob, start, stop), status, headers, MEDIA_TYPE)
+
+
+def _find_for_nginx(coordinator: Coordinator, request: Request, digest: str) -> str | None:
+    """Where an nginx in front finds the file, which it sends in this process's place.
+
+    None: it is sent from here, as it is to who does not come through a proxy.
+    """
+    prefix = coordinator.settings.accel_redirect
+    if prefix is None or "x-forwarded-for" not in request.headers:
+        return None
+    return prefix + coordinator.blobs.path(digest).relative_to(coordinator.blobs.folder).as_posix()
 
 
 def answer_from_memory(coordinator: Parts, client: str, digest: str) -> Response | None:
