@@ -43,11 +43,26 @@ def verify_storage(settings: Settings) -> Report:
     _check_exists(settings)
     try:
         with open_store(settings) as store:
-            return verify(store, open_blobs(settings, store, create=False))
+            return _verify(store, settings)
     except SchemaOutdated:
         raise
     except StorageUnavailable as unreadable:
-        return Report(0, 0, 0, 0, (Fault("database", "", unreadable.detail),))
+        return _report_only(Fault("database", "", unreadable.detail))
+    except ValueError as unreadable:  # of a row that is damaged: a date, a word, JSON
+        told = str(unreadable).partition("\n")[0]
+        return _report_only(Fault("database", "", f"has a value that cannot be read: {told}"))
+
+
+def _verify(store: Store, settings: Settings) -> Report:
+    try:
+        blobs = open_blobs(settings, store, create=False)
+    except StorageUnavailable as away:
+        return _report_only(Fault("files", "", away.detail))
+    return verify(store, blobs)
+
+
+def _report_only(fault: Fault) -> Report:
+    return Report(0, 0, 0, 0, (fault,))
 
 
 def print_report(report: Report, as_json: bool, say: Callable[[str], None]) -> bool:

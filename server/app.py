@@ -21,6 +21,7 @@ from server.blobs.integrity import BlobIntegrity
 from server.certificates import find_entrance
 from server.clock import Clock, utc_now
 from server.coordinator import Coordinator
+from server.database.integrity import rows_are_read
 from server.database.session import make_engine
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
@@ -347,12 +348,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def prepare(coordinator: Coordinator) -> None:
     """What is written before the first request; before the server starts, so that a fault is one sentence."""
-    for token in coordinator.settings.join_tokens:
-        coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
-    coordinator.timekeeper.start()
-    coordinator.faults.load()
-    coordinator.enrolments.apply_revocations(coordinator.enrolments.revocations.read(), ACTOR)
-    coordinator.removal.apply()
+    with rows_are_read(coordinator.store.engine):
+        for token in coordinator.settings.join_tokens:
+            coordinator.store.add_join_token(hash_token(token), None, None, coordinator.clock(), ACTOR)
+        coordinator.timekeeper.start()
+        coordinator.faults.load()
+        coordinator.enrolments.apply_revocations(coordinator.enrolments.revocations.read(), ACTOR)
+        coordinator.removal.apply()
 
 
 async def _follow_revocations(coordinator: Coordinator) -> None:

@@ -197,7 +197,7 @@ def check_storage(settings: Settings, *, migrate: bool) -> None:
     """
     from server.blobs import open_blobs
     from server.blobs.owner import check_owner
-    from server.database.integrity import check_quickly
+    from server.database.integrity import check_quickly, rows_are_read
     from server.database.migrations import check_current, upgrade
     from server.database.session import make_engine
     from server.database.store import Store
@@ -209,8 +209,9 @@ def check_storage(settings: Settings, *, migrate: bool) -> None:
             upgrade(settings.database)
         check_current(engine)
         store = Store(engine)
-        recorded = store.counts()["blobs"]["number"]
-        check_owner(open_blobs(settings, store), store.database_id(utc_now()), recorded_blobs=recorded)
+        with rows_are_read(engine):
+            recorded, own = store.counts()["blobs"]["number"], store.database_id(utc_now())
+        check_owner(open_blobs(settings, store), own, recorded_blobs=recorded)
     finally:
         engine.dispose()
 

@@ -71,7 +71,14 @@ class Reading:
         return self._connection.exec_driver_sql(f"PRAGMA {name}").all()
 
     def read_whole(self, table: sa.Table) -> None:
-        """PostgreSQL only: every value of every row is read, also those that are stored out of line."""
+        """Every value of every row is read. PostgreSQL does so itself, also what is stored out of line.
+
+        SQLite takes anything for a date or for JSON. Raises ValueError: a value is not what its column says.
+        """
+        if self.dialect == "sqlite":
+            for _ in self.select(sa.select(table)):
+                pass
+            return
         name = self._connection.dialect.identifier_preparer.format_table(table)
         self._connection.exec_driver_sql(f"SELECT sum(length(t::text)) FROM {name} AS t")  # noqa: S608
 
@@ -286,6 +293,10 @@ def translated(engine: sa.Engine) -> Iterator[None]:
         first_line = str(cause).strip().partition("\n")[0]
         raise StorageUnavailable(
             f"the database {describe(engine)} does not answer: {first_line}", hint=_advise(first_line)
+        ) from error
+    except UnicodeDecodeError as error:  # of SQLite's own message, with a name out of a damaged schema
+        raise StorageUnavailable(
+            f"the database {describe(engine)} is damaged: text in it is no text", hint=_ADVICE["malformed"]
         ) from error
 
 

@@ -12,8 +12,10 @@ from typing import Literal
 
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
+from server.blobs.store import is_digest
 from server.database.audit import StoredRound, StoredRun
 from server.database.store import Store
+from shared.problems import StorageUnavailable
 
 __all__ = ["Fault", "Report", "verify"]
 
@@ -52,13 +54,18 @@ def verify(store: Store, blobs: BlobStore) -> Report:
     """
     faults = [Fault("database", "", fault) for fault in store.find_database_faults()]
     faults += [Fault("audit", "", fault) for fault in store.find_audit_faults()]
-    faults += _check_owner(store, blobs)
+    own = store.read_database_id()
     runs = store.audit_runs()
     recorded = store.recorded_blobs()
     for run in runs:
         faults += _check_run(run, recorded)
     needed = store.referenced_blobs()
-    broken = list(_check_files(blobs, needed, recorded))
+    broken: list[Fault] = []
+    try:
+        faults += _check_owner(blobs, own)
+        broken += _check_files(blobs, needed, recorded)
+    except StorageUnavailable as away:  # says nothing about the files
+        faults.append(Fault("files", "", away.detail))
     if broken:  # what was collected while this took its time is not needed any more
         needed = store.referenced_blobs()
         faults += [fault for fault in broken if fault.subject in needed]
@@ -71,8 +78,8 @@ def verify(store: Store, blobs: BlobStore) -> Report:
     )
 
 
-def _check_owner(store: Store, blobs: BlobStore) -> Iterator[Fault]:
-    owner, own = blobs.read_owner(), store.read_database_id()
+def _check_owner(blobs: BlobStore, own: str | None) -> Iterator[Fault]:
+    owner = blobs.read_owner()
     if owner is not None and owner != own:
         yield Fault("files", str(blobs), f"belongs to database {owner}, not to this one ({own})")
 
@@ -80,7 +87,9 @@ def _check_owner(store: Store, blobs: BlobStore) -> Iterator[Fault]:
 def _check_files(blobs: BlobStore, needed: set[str], recorded: dict[str, int]) -> Iterator[Fault]:
     integrity = BlobIntegrity(blobs)
     for digest in sorted(needed):
-        if (fault := integrity.find_fault(digest)) is not None:
+        if not is_digest(digest):
+            yield Fault("database", digest, "is needed, and is no SHA-256")
+        elif (fault := integrity.find_fault(digest)) is not None:
             yield Fault("files", digest, fault)
         elif digest not in recorded:
             yield Fault("files", digest, "is needed, but the database has no record of it")
@@ -109,6 +118,8 @@ def _check_ledger(round: StoredRound, recorded: dict[str, int]) -> Iterator[str]
     for update in included:
         if update.digest is None:
             yield f"includes {update.client}, of which no update is recorded"
+        elif not is_digest(update.digest):
+            yield f"includes {update.client}, whose update is named {update.digest!a}: no SHA-256"
         elif recorded.get(update.digest, update.bytes) != update.bytes:
             size = recorded[update.digest]
             yield f"says that the update of {update.client} has {update.bytes} bytes, recorded are {size}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from feddisco.main import app
@@ -20,6 +21,7 @@ from server.database.tables import metadata, participants, rounds, runs
 from server.runs.verification import Fault
 from server.settings import Settings
 from tests.helpers.databases import Postgres
+from tests.helpers.http_servers import closed_port
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live, sha256
 
 UPDATE = sha256(file_of(10.0))  # of the first client in round 1
@@ -94,6 +96,17 @@ DAMAGE: dict[str, tuple[Damage, list[Fault]]] = {
             for client in ("site-0", "site-1")
         ],
     ),
+    "no digest": (
+        change(participants, update="g" * 64),
+        [
+            Fault("ledger", "demo/1", f"includes {client}, whose update is named '{'g' * 64}': no SHA-256")
+            for client in ("site-0", "site-1")
+        ],
+    ),
+    "no digest of a model": (
+        change(rounds, scored_model="g" * 64),
+        [Fault("database", "g" * 64, "is needed, and is no SHA-256")],
+    ),
     "weights": (
         change(participants, weight=0.4),
         [Fault("ledger", "demo/1", "has weights that sum to 0.8")],
@@ -128,6 +141,31 @@ def test_each_kind_of_damage_is_found(settings: Settings, kind: str) -> None:
         ]
     else:
         assert list(found) == expected
+
+
+def test_a_bucket_that_does_not_answer_is_no_fault_of_the_database(settings: Settings) -> None:
+    away = settings.model_copy(
+        update={
+            "blob_store": "s3://bucket/feddisco",
+            "s3_endpoint": f"http://127.0.0.1:{closed_port()}",
+            "s3_access_key_id": SecretStr("key"),
+            "s3_secret_access_key": SecretStr("secret"),
+        }
+    )
+    (fault,) = verify_storage(away).faults
+    assert fault.part == "files"
+    assert "s3://bucket/feddisco does not answer" in fault.fault
+
+
+@pytest.mark.parametrize(("column", "value"), [("created_at", "2026-1"), ("manifest", "[{")])
+def test_a_value_that_cannot_be_read_is_a_finding(settings: Settings, column: str, value: str) -> None:
+    """SQLite takes anything for a date, and for JSON."""
+    engine = make_engine(settings.database)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE runs SET {column} = :value"), {"value": value})
+    engine.dispose()
+    found = str(verify_storage(settings).faults[0])
+    assert found.startswith("database: table runs has a value that cannot be read: ")
 
 
 def test_a_database_with_a_damaged_page_is_a_finding(settings: Settings) -> None:
