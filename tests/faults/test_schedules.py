@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,17 @@ from tests.faults.history import History, Result, find_violations
 from tests.faults.memory_world import MemoryWorld
 from tests.faults.schedules import Plan, Schedule, World, draw_plan
 from tests.faults.stored_world import StoredWorld
+from tests.helpers.databases import Postgres
 
 STEPS = 40
-IN_MEMORY = range(0, 10_000, 4)
-STORED = range(20)
-STORED_PLANS = 8
+IN_MEMORY, MORE_IN_MEMORY = 2500, 10_000
+"""Every fourth, and with ``make test-slow`` all others too: two thousandths of a second each."""
+STORED, MORE_STORED = 6, 20
+"""A second each, and more where a disk is slow to sync."""
+STORED_PLANS, MORE_STORED_PLANS = 3, 8
 """Each is also played without faults, which takes as long."""
+COORDINATORS = 2
+"""On PostgreSQL; SQLite serves one."""
 
 MakeWorld = Callable[[Plan, int], World]
 
@@ -79,15 +84,13 @@ class Player:
         self.seen.update(row.status for a in history.result.attempts for row in a.rows)
 
 
-def seeds(request: pytest.FixtureRequest, usual: range) -> range:
+def choose(request: pytest.FixtureRequest, usual: range) -> range:
     chosen: int | None = request.config.getoption("--schedule")
     return usual if chosen is None else range(chosen, chosen + 1)
 
 
-@pytest.mark.timeout(600)
-def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    player = Player(lambda plan, seed: MemoryWorld(plan), tmp_path, IN_MEMORY.stop)
-    chosen = seeds(request, IN_MEMORY)
+def play_in_memory(folder: Path, chosen: range) -> None:
+    player = Player(lambda plan, seed: MemoryWorld(plan), folder, MORE_IN_MEMORY)
     for seed in chosen:
         player.play(seed)
     if len(chosen) > 1:
@@ -97,19 +100,72 @@ def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path
 
 
 @pytest.mark.timeout(600)
-def test_schedules_over_sqlite(request: pytest.FixtureRequest, tmp_path: Path, migrated_sqlite: Path) -> None:
+def test_schedules_of_the_state_machine(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    play_in_memory(tmp_path, choose(request, range(0, MORE_IN_MEMORY, MORE_IN_MEMORY // IN_MEMORY)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_thousand_schedules_of_the_state_machine(tmp_path: Path) -> None:
+    play_in_memory(tmp_path, range(MORE_IN_MEMORY))
+
+
+def play_stored(folder: Path, databases: Iterator[str], chosen: range, plans: int, coordinators: int) -> None:
+    """Each world is closed before the next one is made."""
     worlds: list[StoredWorld] = []
     places = itertools.count()
 
     def make(plan: Plan, seed: int) -> StoredWorld:
-        folder = tmp_path / f"{seed}-{next(places)}"
-        folder.mkdir()
-        shutil.copyfile(migrated_sqlite, folder / "coordinator.sqlite")
-        worlds.append(StoredWorld(plan, f"sqlite:///{folder / 'coordinator.sqlite'}", folder))
-        return worlds[-1]
-
-    player = Player(make, tmp_path, STORED_PLANS)
-    for seed in seeds(request, STORED):
-        player.play(seed)
         while worlds:
             worlds.pop().close()
+        place = folder / f"{seed}-{next(places)}"
+        place.mkdir()
+        worlds.append(StoredWorld(plan, next(databases), place, coordinators))
+        return worlds[-1]
+
+    player = Player(make, folder, plans)
+    for seed in chosen:
+        player.play(seed)
+    while worlds:
+        worlds.pop().close()
+
+
+def copy_sqlite(folder: Path, migrated: Path) -> Iterator[str]:
+    for number in itertools.count():
+        copy = folder / f"{number}.sqlite"
+        shutil.copyfile(migrated, copy)
+        yield f"sqlite:///{copy}"
+
+
+def recycle_postgres(postgres: Postgres) -> Generator[str]:
+    """One database, emptied each time."""
+    while True:
+        url = postgres.fresh()
+        try:
+            yield url
+        finally:
+            postgres.recycle(url)
+
+
+@pytest.mark.timeout(600)
+def test_schedules_over_sqlite(request: pytest.FixtureRequest, tmp_path: Path, migrated_sqlite: Path) -> None:
+    databases = copy_sqlite(tmp_path, migrated_sqlite)
+    play_stored(tmp_path, databases, choose(request, range(STORED)), STORED_PLANS, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_more_schedules_over_sqlite(tmp_path: Path, migrated_sqlite: Path) -> None:
+    databases = copy_sqlite(tmp_path, migrated_sqlite)
+    play_stored(tmp_path, databases, range(MORE_STORED), MORE_STORED_PLANS, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_schedules_over_postgresql(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
+) -> None:
+    databases = recycle_postgres(postgres)
+    chosen = choose(request, range(MORE_STORED))
+    play_stored(tmp_path, databases, chosen, MORE_STORED_PLANS, COORDINATORS)
+    databases.close()
