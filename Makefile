@@ -53,7 +53,7 @@ format: $(VENV)/.dev ## write what ruff would write
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.dev ## the figures of docs/benchmarks.md, one JSON line each
-	@for part in aggregation coordinator overhead secure polling viewers transfer simulation; do OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.$$part || exit 1; done
+	@for part in aggregation coordinator overhead secure polling viewers load transfer simulation; do OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.$$part || exit 1; done
 	@OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.overhead --large
 	@OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.coordinator --large
 	@OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.simulation --task texts

@@ -29,6 +29,7 @@ SHORT = {
     ),
     "polling": ("polling", {"share_of_a_core", "last_seconds_to_assignment"}),
     "viewers": ("viewers", {"added_share", "alone", "watched", "bytes_a_viewer"}),
+    "load": ("load", {"loads", "many"}),
     "transfer": ("transfer", {"growth_bytes", "update_mb_per_second"}),
     "simulation": ("simulation", {"speed", "difference"}),
     "simulation --task texts": ("simulation", {"speed", "difference"}),
@@ -40,6 +41,7 @@ LONG = {  # without an end of its own, short to start
     "secure": ("--rounds", "1000000"),
     "polling": ("--seconds", "100000"),
     "viewers": ("--rounds", "100000"),
+    "load": ("--rounds", "100000"),
     "transfer": ("--mib", "2048"),
     "simulation": ("--rounds", "100000", "--processes", "2"),
 }
@@ -92,7 +94,8 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if " --" in name else ()) for name in SHORT]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if " --" in name or name == "load" else ()) for name in SHORT],
 )
 def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
     with benchmark(tmp_path, name) as started:
