@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import overhead
 from benchmarks.command import parse, print_result
 from shared.secure.masks import Mask, apply_masks
-from shared.secure.ring import Bits, Ring
+from shared.secure.ring import Bits, Ring, RingVector
 
 FLOAT16_BYTES: Final = 2
 COST: Final = ("seconds_a_round", "coordinator_cpu_seconds_a_round", "one_workers_cpu_seconds_a_round")
@@ -69,13 +70,17 @@ def measure(
 
 
 def mask_speed(bits: Bits, mib: int) -> float:
-    """Gigabytes of one mask that are made and added in a CPU second."""
-    ring = Ring(bits, 10, 8.0)
-    vector = ring.zeros(mib * (1 << 20) // (bits // 8))
-    apply_masks(vector[: 1 << 16], [Mask(bytes(32), 1)])
+    """Gigabytes of masks that are made and added in a CPU second: the best of three."""
+    vector = Ring(bits, 10, 8.0).zeros(mib * (1 << 20) // (bits // 8))
+    vector.fill(1)
+    masks = [Mask(bytes(32), 1), Mask(bytes(31) + b"\1", -1)]
+    return max(_time_masks(vector, masks) for _ in range(3))
+
+
+def _time_masks(vector: RingVector, masks: Sequence[Mask]) -> float:
     began = time.process_time()
-    apply_masks(vector, [Mask(bytes(32), 1), Mask(bytes(31) + b"\1", -1)])
-    return 2 * vector.nbytes / 1e9 / max(time.process_time() - began, 1e-9)
+    apply_masks(vector, masks)
+    return len(masks) * vector.nbytes / 1e9 / max(time.process_time() - began, 1e-9)
 
 
 if __name__ == "__main__":

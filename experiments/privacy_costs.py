@@ -132,8 +132,8 @@ def privacy_page() -> str:
         "",
         f"Differential privacy is that of one example at a site over the whole run, with delta {DELTA:g} and "
         f"gradients clipped to {CLIP:g}. Learning rate and batch are those of the other runs, not tuned for "
-        "it; larger batches would cost less accuracy. `python -m experiments.privacy_costs` trains what is "
-        "missing.",
+        "it; larger batches would cost less accuracy. *Not run* says that there is no result yet: "
+        "`python -m experiments.privacy_costs` trains what is missing.",
     ]
     return "\n".join(lines) + "\n"
 
