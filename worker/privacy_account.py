@@ -68,6 +68,10 @@ class PrivacyAccount:
         """
         return self._read()
 
+    def list_others(self, data: str, run: str) -> tuple[Spending, ...]:
+        """What runs other than ``run`` have trained on ``data``. Raises as :meth:`list_entries`."""
+        return tuple(each.spending for each in self._read() if each.data == data and each.run != run)
+
     def list_spent(self, data: str, run: str | None = None) -> tuple[Spending, ...]:
         """What was trained on ``data``, in all runs or in one. Raises as :meth:`list_entries`."""
         return tuple(each.spending for each in self._read() if each.data == data and run in (None, each.run))

@@ -28,8 +28,9 @@ def check_private_plan(local: LocalRun, index: int | None, site: Site) -> None:
     with _private_faults():
         plan = local.workbench.plan_private(index)
         policy = site.policy_for(local.view)
-        before = site.account.list_spent(_find_data(local, index, site), None)
-        lost = find_epsilon((*before, plan), policy.epsilon_delta)
+        # what this run has spent before, if the site enrols anew, is a part of the plan
+        others = site.account.list_others(_find_data(local, index, site), local.view.run)
+        lost = find_epsilon((*others, plan), policy.epsilon_delta)
     if policy.most_epsilon is not None and lost > policy.most_epsilon:
         raise _too_much(site, policy.most_epsilon, policy.epsilon_delta, lost)
 

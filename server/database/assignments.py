@@ -26,6 +26,7 @@ from server.database.tables import (
     runs,
     shadows,
 )
+from server.lifecycle.state import Run
 from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.config import Participants
 from shared.schemas import (
@@ -174,8 +175,9 @@ def next_assignments(
     known = set(connection.select(_KNOWN, {"names": list(asked)}).scalars())
     strangers = [client for client in asked if client not in known]
     found: dict[str, Assignment | None] = dict(_invite(connection, strangers, configs)) if strangers else {}
+    loaded: dict[str, Run] = {}
     for client in known:
-        found[client] = next_assignment(connection, client, configs, lost_too=asked[client])
+        found[client] = next_assignment(connection, client, configs, loaded, lost_too=asked[client])
     return found
 
 
@@ -203,10 +205,16 @@ def _admits(participants: Participants, client: str, grant: ClientGrant) -> bool
 
 
 def next_assignment(
-    connection: Reading, client: str, configs: Configs, *, lost_too: bool = True
+    connection: Reading,
+    client: str,
+    configs: Configs,
+    loaded: dict[str, Run] | None = None,
+    *,
+    lost_too: bool = True,
 ) -> Assignment | None:
     """The client's next assignment over all runs.
 
+    ``loaded`` keeps runs with secure rounds, which are long to read, from one client to the next.
     ``lost_too``: also to send again an update whose stored file is missing or damaged.
 
     In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
@@ -214,7 +222,9 @@ def next_assignment(
     """
     parameters = {"of_client": client}
     if (row := connection.select(_TRAIN, parameters | {"lost_too": lost_too}).one_or_none()) is not None:
-        return Train(**row._mapping) if row.step is None else _secure(connection, row, configs)
+        if row.step is None:
+            return Train(**row._mapping)
+        return _secure(connection, row, configs, {} if loaded is None else loaded)
     enrolled = connection.select(_ENROLMENTS, parameters).all()
     found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
     if found is not None:
@@ -224,9 +234,11 @@ def next_assignment(
     return _finished(connection, enrolled, configs)
 
 
-def _secure(connection: Reading, row: Any, configs: Configs) -> Train | SecureStep:
+def _secure(connection: Reading, row: Any, configs: Configs, loaded: dict[str, Run]) -> Train | SecureStep:
     """The step of a secure round that is the client's turn, with what the others sent for it."""
-    run = load(connection, row.run, configs).run
+    if row.run not in loaded:
+        loaded[row.run] = load(connection, row.run, configs).run
+    run = loaded[row.run]
     secure = None if run.round is None else run.round.secure
     if secure is None:
         raise RuntimeError(f"run {row.run!r} is at a step of a secure sum without one")

@@ -57,6 +57,7 @@ def test_rounds_are_counted_by_run_and_data_and_survive_the_process(tmp_path: Pa
     assert again.list_spent(OWN_DATA, "a") == (Spending(1.0, 0.01, 100),)
     assert again.list_spent(OWN_DATA) == (Spending(1.0, 0.01, 100), ROUND)  # changed data count on
     assert again.list_spent("part") == (ROUND,)
+    assert again.list_others(OWN_DATA, "a") == (ROUND,)
     assert [each.rounds for each in again.list_entries()] == [2, 1, 1]
     assert stat.S_IMODE((tmp_path / "privacy-spent.json").stat().st_mode) == 0o600
 

@@ -91,7 +91,6 @@ _ROUND = (
         _NEWEST.c.status.label("round_status"),
         _NEWEST.c.deadline_at,
         _NEWEST.c.reason.label("round_reason"),
-        _NEWEST.c.secure,
         _NEWEST.c.start_model,
         participants.c.client,
         participants.c.index.label("place"),  # `row.index` is a method of rows
@@ -102,6 +101,13 @@ _ROUND = (
     )
     .join_from(_NEWEST, participants, are_of_one_attempt(participants, _NEWEST))
     .order_by(participants.c.index)
+)
+
+# on its own: it grows with the square of the clients, and the round's other columns come once a participant
+_SECURE = sa.select(rounds.c.secure).where(
+    rounds.c.run == _RUN,
+    rounds.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
+    rounds.c.attempt == sa.bindparam("of_attempt", type_=sa.BigInteger),
 )
 
 
@@ -126,7 +132,7 @@ def load(connection: Reading, run: str, configs: Configs, *, lock: bool = False)
             policy=Policy.of(config),
             enrolments=tuple(_enrolment(row) for row in enrolled),
             completed_rounds=head.completed_rounds,
-            round=_round(newest) if newest else None,
+            round=_round(newest, _read_secure(connection, run, config, newest[0])) if newest else None,
             reason=head.reason,
             highest_attempt=head.highest_attempt,
             rewound_rounds=head.rewound_rounds,
@@ -191,7 +197,15 @@ def _enrolment(row: sa.Row[*tuple[Any, ...]]) -> Enrolment:
     )
 
 
-def _round(rows: Sequence[Any]) -> Round:
+def _read_secure(connection: Reading, run: str, config: RunConfig, newest: Any) -> Coordinator | None:
+    if config.secure is None:
+        return None
+    place = {"of_run": run, "of_round": newest.round, "of_attempt": newest.attempt}
+    kept = connection.select(_SECURE, place).scalar_one()
+    return None if kept is None else Coordinator.model_validate_json(kept)
+
+
+def _round(rows: Sequence[Any], secure: Coordinator | None) -> Round:
     first = rows[0]
     return Round(
         number=first.round,
@@ -209,5 +223,5 @@ def _round(rows: Sequence[Any]) -> Round:
             for row in rows
         ),
         reason=first.round_reason,
-        secure=None if first.secure is None else Coordinator.model_validate_json(first.secure),
+        secure=secure,
     )

@@ -83,3 +83,20 @@ def test_a_pinned_name_is_registered_under_its_key_alone(engine: sa.Engine) -> N
     assert (view.identity, view.fingerprint) == (key, fingerprint)
     with pytest.raises(OtherIdentity, match="registered under another identity key"):
         story.store.pin_identity("alder", "0" * 64, "admin", NOW)
+
+
+def test_all_who_are_asked_together_read_the_rounds_state_once(play: SecurePlay, engine: sa.Engine) -> None:
+    """It grows with the square of the clients: read for each of them, a step of many would not end."""
+    play.take_all(1)
+    read: list[str] = []
+
+    def note(*given: object) -> None:
+        read.append(str(given[2]))
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    found = Store(engine).work_for_each(dict.fromkeys(NAMES, True))
+    sa.event.remove(engine, "before_cursor_execute", note)
+    assert {getattr(each, "step", None) for each in found.values()} == {"share"}
+    whole = [statement for statement in read if "secure" in statement.split("FROM")[0]]
+    assert len(whole) == 1
+    assert "participants" not in whole[0]
