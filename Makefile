@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 FAULTS ?= 8
+# the tests start hundreds of processes: none of them is to compile the sources anew
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+TEST := OMP_NUM_THREADS=1 $(PYTEST)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-fast test-slow test-gpu test-compose test-chaos test-faults coverage lint format bench lock clean
@@ -18,28 +21,28 @@ demo: $(VENV)/.runtime ## train a federated model on this machine, with a status
 test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
 	@tools/system-packages.sh
 	@$(MAKE) --no-print-directory lint
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow" $(PYTEST_ARGS)
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not compose and not chaos and not faults and not slow and not browser and not e2e" $(PYTEST_ARGS)
+	@$(TEST) -n $(WORKERS) -m "not compose and not chaos and not faults and not slow and not browser and not e2e" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## what takes minutes: Ray, interrupted benchmarks, further kills and demos
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## what has to hold on an NVIDIA GPU; without one it says so, and compares the CPU with itself
-	@$(BIN)/python -m pytest tests/gpu -q $(PYTEST_ARGS)
+	@$(PYTEST) tests/gpu -q $(PYTEST_ARGS)
 
 test-compose: $(VENV)/.dev ## docker compose up, scale, stop and go on, with real containers (needs Docker)
-	@$(BIN)/python -m pytest tests/compose -m compose $(PYTEST_ARGS)
+	@$(PYTEST) tests/compose -m compose $(PYTEST_ARGS)
 
 test-chaos: $(VENV)/.dev ## kill -9 of coordinator and workers at every step, the same final model each time
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -m chaos $(PYTEST_ARGS)
+	@$(TEST) tests/e2e -m chaos $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.dev ## random faults in real processes on both databases, as many as FAULTS says, and a checker of what was promised
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -m faults --faults $(FAULTS) $(PYTEST_ARGS)
+	@$(TEST) tests/faults -m faults --faults $(FAULTS) $(PYTEST_ARGS)
 
 coverage: $(VENV)/.dev ## branch coverage of what every model depends on, and the lines that no test reaches
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow and not browser and not e2e" \
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow and not browser and not e2e" \
 		--cov --cov-report= $(PYTEST_ARGS)
 	@for part in shared server/lifecycle server/runs; do echo "$$part"; $(BIN)/coverage report --include="$$part/*" || exit 1; done
 
