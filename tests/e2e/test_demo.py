@@ -52,7 +52,7 @@ def test_the_secure_demo_ends_with_the_same_table_and_shows_its_steps(tmp_path: 
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)],
     ids=lambda number: number.name,
 )
 def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:

@@ -32,7 +32,7 @@ KILLED = {
 }
 
 
-@pytest.fixture(params=["on_sqlite", "on_postgres"])
+@pytest.fixture(params=[pytest.param("on_sqlite", marks=pytest.mark.slow), "on_postgres"])
 def system(request: pytest.FixtureRequest) -> Deployment:
     made: Deployment = request.getfixturevalue(request.param)
     return made

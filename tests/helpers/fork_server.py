@@ -197,6 +197,8 @@ def _prepare(request: Request, output: int) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    further = filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [folder for folder in further if folder not in sys.path]
     for stream in (sys.stdout, sys.stderr):
         cast("TextIOWrapper", stream).reconfigure(line_buffering=True, encoding="utf-8")
     sys.argv = ["feddisco", *request["arguments"]]

@@ -241,7 +241,7 @@ def everything(at: Live, folder: Path, log: str) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("tell", ["sentences", "full"])
+@pytest.mark.parametrize("tell", ["sentences", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_word_of_a_site_reaches_the_coordinator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tell: str
 ) -> None:
