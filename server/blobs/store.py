@@ -36,9 +36,11 @@ Identity = tuple[object, ...]
 """Tells a stored file from the one that was there before under the same digest, without reading it."""
 
 
-def is_digest(name: str) -> bool:
-    """Whether a file of this name is a blob."""
-    return len(name) == 64 and re.fullmatch(DIGEST_PATTERN, name, re.ASCII) is not None
+def is_digest(name: object) -> bool:
+    """Whether a file of this name is a blob. What a damaged database gives may be no text."""
+    return (
+        isinstance(name, str) and len(name) == 64 and re.fullmatch(DIGEST_PATTERN, name, re.ASCII) is not None
+    )
 
 
 class BlobStore(ABC):

@@ -222,16 +222,18 @@ def find_client_of_update(connection: Reading, digest: str) -> tuple[str, str] |
 
 # -------------------------------------------------------------------- faults
 
+_IS_WANTED = (
+    participants.c.update == sa.bindparam("of_digest", type_=sa.String),
+    participants.c.status == ParticipantStatus.UPLOADED,
+    rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
+)
 _WANTED = (
     sa.select(participants.c.run, participants.c.round, participants.c.attempt, participants.c.client)
     .select_from(participants.join(rounds))
-    .where(
-        participants.c.update == sa.bindparam("of_digest", type_=sa.String),
-        participants.c.status == ParticipantStatus.UPLOADED,
-        rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
-    )
+    .where(*_IS_WANTED)
     .order_by(participants.c.run, participants.c.client)
 )
+_WANTED_BYTES = sa.select(participants.c.bytes).select_from(participants.join(rounds)).where(*_IS_WANTED)
 
 
 def is_recorded(connection: Reading, digest: str) -> bool:
@@ -268,6 +270,10 @@ def note_fault(connection: Writing, digest: str, fault: str | None, now: dt.date
 
     Each of them gets an event.
     """
+    if fault is not None and not is_recorded(connection, digest):
+        # collected for earlier runs in the moment in which the same bytes came for this one
+        size = connection.select(_WANTED_BYTES.limit(1), {"of_digest": digest}).scalar()
+        add_blobs(connection, {} if size is None else {digest: size}, now)
     changed = blobs.c.fault.is_not(None) if fault is None else blobs.c.fault.is_(None)
     noted = blobs.update().where(blobs.c.digest == digest, changed).values(fault=fault)
     if connection.execute(noted).rowcount != 1:

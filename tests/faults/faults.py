@@ -61,8 +61,11 @@ def fill_the_disk(fed: Federation, run: str, draws: random.Random) -> str:
     left = draws.choice((0, 0, 4096, 20_000, 100_000, 300_000))
     ballast = fed.system.data_folder / "ballast"
     with ballast.open("wb") as file:
-        free = shutil.disk_usage(fed.system.data_folder).free
-        os.posix_fallocate(file.fileno(), 0, max(1, free - left))
+        for _ in range(20):  # others write meanwhile: less may be free than a moment ago
+            free = shutil.disk_usage(fed.system.data_folder).free
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(1, free - left))
+                break
     time.sleep(draws.uniform(0.5, 3.0))
     ballast.unlink()
     return f"{left} bytes left"

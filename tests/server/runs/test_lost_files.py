@@ -90,6 +90,27 @@ def test_c10_a_lost_update_is_told_and_sent_again(database_url: str, tmp_path: P
         assert httpx.get(f"{at.url}/readyz").json()["status"] == "ok"
 
 
+def test_an_update_that_was_collected_in_the_moment_in_which_it_came_is_asked_for(
+    database_url: str, tmp_path: Path
+) -> None:
+    """The same bytes were an earlier run's: the collection forgets the file that this run has just named."""
+    with live(database_url, tmp_path / "data") as at:
+
+        def collect(path: Path) -> None:
+            path.unlink()
+            at.coordinator.store.forget_blobs([sha256(FIRST)])
+
+        first, _ = harmed_round(at, collect)
+        assert [each["client"] for each in told(at, "update_lost")] == ["site-0"]
+        assignment = first.work()
+        assert assignment is not None
+        assert (assignment["kind"], assignment["again"]) == ("train", True)
+        assert first.upload("demo", 1, FIRST).status_code == 200
+        at.wait_for(lambda: at.run()["status"] == "completed", seconds=10)
+        assert at.run()["model"] == MEAN
+        assert at.coordinator.store.is_recorded(sha256(FIRST))
+
+
 def test_an_update_that_is_not_sent_again_is_left_out_and_the_ledger_says_so(
     database_url: str, tmp_path: Path
 ) -> None:
