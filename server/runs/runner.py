@@ -84,6 +84,7 @@ class Runner:
         self._faults = faults
         self._moves = moves
         faults.listener = self._on_lost_updates
+        self.follow_time: Callable[[], None] = _follow_nothing
         self._hub = hub
         self._threads = threads
         self._telemetry = telemetry
@@ -110,12 +111,14 @@ class Runner:
         now: dt.datetime | None = None,
     ) -> Decision:
         """One transition as one transaction; the event loop carries out its effects, whoever called."""
+        self.follow_time()
         decision = self._store.apply(run, event, actor=actor, now=now or self._clock(), facts=facts)
         self.hand_over(run, decision)
         return decision
 
     def commit_taken(self, run: str, events: Sequence[AssignmentTaken]) -> set[str]:
         """Assignments that are taken at the same moment; the clients whose round was closed in between."""
+        self.follow_time()
         refused = set()
         decided = self._store.take_assignments(run, events, self._clock())
         for event, decision in zip(events, decided, strict=True):
@@ -346,6 +349,10 @@ class Runner:
 
 def _key(found: OpenAggregation) -> Key:
     return found.run, found.round, found.attempt
+
+
+def _follow_nothing() -> None:
+    """Until a timekeeper is there."""
 
 
 def _import_aggregation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 
 from server.clock import Clock
 from server.database.store import Store
@@ -55,9 +56,11 @@ class TimeKeeper:
     def __init__(self, store: Store, runner: Runner, clock: Clock) -> None:
         self._store = store
         self._runner = runner
+        runner.follow_time = self.follow
         self._clock = clock
         self._noted: dt.datetime | None = None
         self._due = 0.0
+        self._keeping = threading.RLock()
 
     def start(self) -> None:
         """Before the first request: clients have time to come back to a coordinator that was away."""
@@ -69,15 +72,25 @@ class TimeKeeper:
 
     def keep(self) -> None:
         """Before deadlines are looked at: see that the clock is right, and note that this process lives."""
-        wall, own = self._clock.read_wall(), self._clock()
-        if abs(wall - own) < TOLERANCE and self._clock.monotonic() < self._due:
-            return
-        mine = self._noted
-        uncounted = find_uncounted(self._note(wall), mine, own, wall)
-        self._clock.set(wall)
-        if uncounted:
-            log.warning("%.1f s count for no deadline: away, or the clock was set", uncounted.total_seconds())
-            self._move_deadlines(uncounted, wall)
+        with self._keeping:
+            wall, own = self._clock.read_wall(), self._clock()
+            if abs(wall - own) < TOLERANCE and self._clock.monotonic() < self._due:
+                return
+            mine = self._noted
+            uncounted = find_uncounted(self._note(wall), mine, own, wall)
+            self._clock.set(wall)
+            if uncounted:
+                seconds = uncounted.total_seconds()
+                log.warning("%.1f s count for no deadline: away, or the clock was set", seconds)
+                self._move_deadlines(uncounted, wall)
+
+    def follow(self) -> None:
+        """Before a transition: a round that opens by a clock that has been set since ends by it, too.
+
+        Another coordinator may have seen the step already, and moved the deadlines that there were.
+        """
+        if abs(self._clock.read_wall() - self._clock()) >= TOLERANCE:
+            self.keep()
 
     def _note(self, now: dt.datetime) -> dt.datetime | None:
         before = self._store.note_alive(now)

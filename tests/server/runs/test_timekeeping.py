@@ -142,6 +142,26 @@ def test_two_coordinators_move_a_deadline_once(start: Start, step: dt.timedelta)
     two.close()
 
 
+@pytest.mark.parametrize("step", [2 * HOUR, -2 * HOUR])
+def test_a_round_opens_by_the_clock_as_another_coordinator_has_seen_it(
+    start: Start, step: dt.timedelta
+) -> None:
+    """The one has moved the deadlines that there were; the other opens a round before it looks itself."""
+    host = Host()
+    one, two = start(host), start(host)
+    for at in (one, two):
+        at.timekeeper.keep()
+    host.pass_time(1)
+    host.set(step)
+    one.timekeeper.keep()
+    open_round(two)
+    host.pass_time(1)
+    assert (look(two), look(one)) == (RoundStatus.COLLECTING,) * 2
+    assert deadline(two) - host.wall == dt.timedelta(seconds=DEADLINE_SECONDS - 1)
+    one.close()
+    two.close()
+
+
 def test_a_process_that_was_suspended_beside_another_moves_nothing(start: Start) -> None:
     host, other = Host(), Host()
     suspended, awake = start(host), start(other)
