@@ -21,6 +21,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
+from benchmarks.browsers import find_chromium
 from benchmarks.command import Failed, machine, parse, print_result
 from benchmarks.deployment import Deployment, deployment
 from benchmarks.load_generators import CROWD, Load, under_load
@@ -31,14 +32,14 @@ from shared.config import RunConfig
 from shared.schemas import RunRequest
 
 HONEST: Final = 10
-MANY: Final = {"polls": 3000, "uploads": 200, "streams": 500, "viewers": 50, "loris": 300, "flood": 20}
-WORDS: Final = {
-    "polls": "idle polls",
-    "uploads": "clients of another run that upload at once",
-    "streams": "event streams",
-    "viewers": "viewers of the run's page, which fetch it again",
-    "loris": "connections that send a byte a second",
-    "flood": "connections that send 770 kB of JSON without a token",
+MANY: Final = {
+    "polls": 3000,
+    "uploads": 200,
+    "streams": 500,
+    "viewers": 50,
+    "browsers": 50,
+    "loris": 300,
+    "flood": 20,
 }
 TOGETHER: Final = "together"
 
@@ -92,18 +93,20 @@ def create(running: Deployment, run: str, rounds: int, clients: range) -> None:
 
 
 def measure(folder: Path, *, share: float, rounds: int, repeats: int) -> dict[str, Any]:
-    """``share``: of :data:`MANY`, at least two of each."""
+    """``share``: of :data:`MANY`, at least two of each; no browsers where Chromium is missing."""
     many = {kind: max(2, round(number * share)) for kind, number in MANY.items()}
+    if find_chromium() is None:
+        del many["browsers"]
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, HONEST + many["uploads"] + many["polls"])
-    goes = (len(MANY) + 1) * repeats * 2 + 1
+    goes = (len(many) + 1) * repeats * 2 + 1
     with deployment(folder, database) as running, honest_run(running, tokens, goes * rounds) as honest:
         create(running, CROWD, 1_000_000, range(HONEST, HONEST + many["uploads"]))
         honest.warm_up(rounds)
         results = {}
-        for kind in (*MANY, TOGETHER):
-            kinds = tuple(MANY) if kind == TOGETHER else (kind,)
+        for kind in (*many, TOGETHER):
+            kinds = tuple(many) if kind == TOGETHER else (kind,)
             results[kind] = compare(honest, make_loads(running, kinds, many, tokens), rounds, repeats)
     return {
         "benchmark": "load",

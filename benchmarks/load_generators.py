@@ -1,7 +1,8 @@
 """What stands beside an honest run in ``benchmarks.load``: each load is a process of its own, with an end.
 
 ``polls`` and ``uploads`` come from clients with tokens; ``streams`` and ``viewers`` are open pages; ``loris``
-are connections that send a byte of a header now and then; ``flood`` is JSON without a token.
+are connections that send a byte of a header now and then; ``flood`` is JSON without a token; ``browsers``
+are pages in Chromium.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Final
 
 import httpx
 
+from benchmarks.browsers import open_pages
 from benchmarks.command import Failed
-from benchmarks.viewers import Viewer
+from benchmarks.viewers import RUN, Viewer
 from shared.wire.digests import format_content_digest
 
 __all__ = ["CROWD", "LOADS", "Load", "Report", "under_load"]
@@ -114,13 +116,31 @@ def main() -> None:
     signal.alarm(LONGEST_SECONDS)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    counts = asyncio.run(_play(Load(**json.loads(sys.stdin.readline()))))
-    used = os.times()
-    report = Report(dict(counts), round(used.user + used.system, 2))
+    load = Load(**json.loads(sys.stdin.readline()))
+    report = asyncio.run(_browse(load) if load.kind == "browsers" else _play(load))
     print(json.dumps(asdict(report)), flush=True)
 
 
-async def _play(load: Load) -> Counts:
+def _report(counts: Counts, others: float = 0.0) -> Report:
+    """``others``: CPU seconds of the processes that this one has started."""
+    used = os.times()
+    return Report(dict(counts), round(used.user + used.system + others, 2))
+
+
+async def _wait_for_the_end() -> None:
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+async def _browse(load: Load) -> Report:
+    counts: Counts = Counter()
+    async with open_pages(f"{load.url}/runs/{RUN}", load.many, counts) as cpu_seconds:
+        opening = cpu_seconds()
+        await _wait_for_the_end()
+        return _report(counts, cpu_seconds() - opening)
+
+
+async def _play(load: Load) -> Report:
     counts: Counts = Counter()
     ready = asyncio.Semaphore(0)
     opening = asyncio.Semaphore(OPENED_AT_A_TIME)
@@ -130,12 +150,11 @@ async def _play(load: Load) -> Counts:
     ]
     for _ in tasks:
         await ready.acquire()
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    await _wait_for_the_end()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return counts
+    return _report(counts)
 
 
 @dataclass
