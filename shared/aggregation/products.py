@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from shared import wire
 from shared.weightings.base import Vector, layer_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from shared.schemas import TensorSpec
 
-__all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along"]
+    Numbers = NDArray[np.float32] | NDArray[np.float64]
+
+__all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along", "view_flat"]
 
 CHUNK_NUMBERS = 1 << 21
 """Numbers of all vectors together that are in memory at once: 16 MiB as float64."""
@@ -84,12 +87,18 @@ def slopes_along(gradient: Mapping[str, Tensor], updates: Sequence[Path]) -> lis
 
 
 def read_chunks(
-    paths: Sequence[Path], specs: Iterable[TensorSpec], group: str = wire.MODEL, longest: int | None = None
+    paths: Sequence[Path],
+    specs: Iterable[TensorSpec],
+    group: str = wire.MODEL,
+    longest: int | None = None,
+    *,
+    narrow: bool = False,
 ) -> Iterator[tuple[TensorSpec, int, Vector]]:
     """The tensors of each file, flat, as rows: which tensor, the first place, and a chunk of its numbers.
 
-    The rows are (K, M) in float64, the caller's to change. Up to ``MOST_OPEN`` files stay mapped from the
-    first tensor to the last, and M is at most ``longest``; more are mapped anew for each chunk.
+    The rows are (K, M) in float64, the caller's to change; with ``narrow`` in float32, but for tensors of
+    float64. Up to ``MOST_OPEN`` files stay mapped from the first tensor to the last, and M is at most
+    ``longest``; more are mapped anew for each chunk.
     """
     length = max(1, CHUNK_NUMBERS // len(paths))
     with ExitStack() as stack:
@@ -99,25 +108,50 @@ def read_chunks(
         files = [stack.enter_context(wire.opened(path)) for path in paths] if few else []
         for spec in specs:
             size = math.prod(spec.shape)
-            mapped = [file.tensor(group, spec.name) for file in files]
+            mapped = [view_flat(file.tensor(group, spec.name)) for file in files]
+            kind = np.float32 if narrow and spec.dtype != "F64" else np.float64
             for first in range(0, size, length):
-                rows = np.empty((len(paths), min(length, size - first)))
+                rows = np.empty((len(paths), min(length, size - first)), kind)
                 for at, row in enumerate(rows):
                     if files:
-                        _fill(row, mapped[at], first)
+                        row[:] = mapped[at][first : first + len(row)]
                     else:
                         with wire.opened(paths[at]) as file:
-                            _fill(row, file.tensor(group, spec.name), first)
+                            row[:] = view_flat(file.tensor(group, spec.name))[first : first + len(row)]
                 yield spec, first, rows
             for file in files:
                 file.drop_pages()
 
 
-def _fill(row: Vector, tensor: Tensor, first: int) -> None:
-    """With the numbers of the tensor from the place ``first`` on."""
+def view_flat(tensor: Tensor) -> Pieces:
+    """The tensor's numbers, to be taken piece by piece; those of 16 bits become float32 with the piece."""
     import torch
 
-    torch.from_numpy(row).copy_(tensor.reshape(-1)[first : first + len(row)])
+    flat = tensor.detach().reshape(-1)
+    if flat.dtype in (torch.float32, torch.float64):
+        numbers: Numbers = flat.numpy()
+        return numbers
+    return _Widened(flat)
+
+
+class Pieces(Protocol):
+    """What an array and ``_Widened`` have in common."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, piece: slice, /) -> Numbers: ...
+
+
+class _Widened:
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+
+    def __len__(self) -> int:
+        return self._flat.numel()
+
+    def __getitem__(self, piece: slice, /) -> Numbers:
+        numbers: Numbers = self._flat[piece].float().numpy()
+        return numbers
 
 
 def _flat(tensor: Tensor) -> Vector:
