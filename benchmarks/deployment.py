@@ -38,6 +38,11 @@ class Deployment:
         state = str(self.processes.folder / name)
         self.processes.start(name, "worker", "--url", self.url, "--name", name, "--state", state, *flags)
 
+    def start_crew(self, many: int, *flags: str) -> None:
+        """Workers as threads of one process (:mod:`benchmarks.crew`)."""
+        folder = str(self.processes.folder)
+        self.processes.start_module("crew", "benchmarks.crew", self.url, folder, str(many), *flags)
+
     def progress(self, run: str) -> RunView:
         """The run as it stands.
 

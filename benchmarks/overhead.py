@@ -67,12 +67,17 @@ def measure(
     database_url: str | None,
     worker_flags: Sequence[str] = (),
     secure: Mapping[str, Any] | None = None,
+    crew: bool = False,
 ) -> dict[str, Any]:
+    """``crew``: the workers are threads of one process, and ``secure`` is the run's setting."""
     flags = ("--task", TASK, "--algorithms", ALGORITHM, *worker_flags)
     with deployment(folder, database_url) as running:
         running.admin.create(make_run_request(running.admin, _config(large, rounds, workers, secure)))
-        for number in range(workers):
-            running.start_worker(f"worker-{number:02}", *flags)
+        if crew:
+            running.start_crew(workers, *flags)
+        else:
+            for number in range(workers):
+                running.start_worker(f"worker-{number:02}", *flags)
         views, first, last = _follow(running)
     return _result(views, first, last, large=large, workers=workers, database_url=database_url)
 
@@ -123,7 +128,7 @@ def _follow(running: Deployment) -> tuple[list[RoundView], Sample, Sample]:
             return running.admin.rounds("overhead"), first, sample
         if first is None and run.completed_rounds >= 1:
             first = sample
-        time.sleep(0.05 if first is None else 0.5)
+        time.sleep(0.05 if first is None else 1.0)  # to read the run costs the coordinator, too
 
 
 def _result(

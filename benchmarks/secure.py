@@ -2,7 +2,7 @@
 
     python -m benchmarks.secure                 62,006 parameters, ten workers, sums of 32 bits
     python -m benchmarks.secure --large         11.2 M parameters
-    python -m benchmarks.secure --workers 50
+    python -m benchmarks.secure --workers 50 --crew    as threads of one process
     python -m benchmarks.secure --bits 64
 
 Prints one JSON line: a plain and a secure round as :mod:`benchmarks.overhead` measures each, the ratios, and
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="11.2 M parameters instead of 62,006")
     parser.add_argument("--rounds", type=int, help="default: 12, or 4 with --large")
     parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--crew", action="store_true", help="workers are threads of one process")
     parser.add_argument("--bits", type=int, choices=(32, 64), default=32, help="of a summed number")
     parser.add_argument("--mask-mib", type=int, default=256, help="length of the vector that is masked alone")
     chosen = parse(parser, {"rounds": 4, "workers": 3, "mask_mib": 4})
@@ -42,6 +43,7 @@ def main() -> None:
             large=chosen.large,
             rounds=chosen.rounds or (4 if chosen.large else 12),
             workers=chosen.workers,
+            crew=chosen.crew,
             bits=chosen.bits,
             mask_mib=chosen.mask_mib,
         )
@@ -49,11 +51,17 @@ def main() -> None:
 
 
 def measure(
-    folder: Path, *, large: bool, rounds: int, workers: int, bits: Bits, mask_mib: int
+    folder: Path, *, large: bool, rounds: int, workers: int, crew: bool, bits: Bits, mask_mib: int
 ) -> dict[str, Any]:
     plain, secure = (
         overhead.measure(
-            folder / name, large=large, rounds=rounds, workers=workers, database_url=None, secure=secure
+            folder / name,
+            large=large,
+            rounds=rounds,
+            workers=workers,
+            database_url=None,
+            secure=secure,
+            crew=crew,
         )
         for name, secure in (("plain", None), ("secure", {"bits": bits}))
     )
@@ -61,6 +69,7 @@ def measure(
         **{name: value for name, value in secure.items() if name not in (*COST, "bytes_a_round")},
         "benchmark": f"secure sums{', large' if large else ''}",
         "bits": bits,
+        "crew": crew,
         **{f"plain_{name}": plain[name] for name in (*COST, "bytes_a_round", "bytes_of_an_update")},
         **{f"secure_{name}": secure[name] for name in (*COST, "bytes_a_round", "bytes_of_an_update")},
         "coordinator_cpu_to_plain": round(secure[COST[1]] / max(plain[COST[1]], 1e-9), 2),

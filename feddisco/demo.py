@@ -42,9 +42,13 @@ class Processes:
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``feddisco ARGUMENTS``; its output goes to ``NAME.log`` in the folder."""
+        return self.start_module(name, "feddisco", *arguments)
+
+    def start_module(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """The same with ``python -m MODULE``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module, no shell
-                [sys.executable, "-m", "feddisco", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -90,7 +90,7 @@ class Coordinator(Message):
         return self._with("gone", tuple(sorted({*self.gone, index})))
 
     def forget_sealed(self) -> Coordinator:
-        """Without the sealed shares, which nobody asks for any more; the sum can be unmasked again."""
+        """Without the sealed shares, which are most of the state; the sum can be unmasked without them."""
         bare = {index: shares.model_copy(update={"sealed": {}}) for index, shares in self.shares.items()}
         return self._with("shares", bare)
 
@@ -195,10 +195,10 @@ class Coordinator(Message):
         )
 
     def close_uploading(self) -> tuple[Coordinator, Survivors]:
-        """Whose uploads are in the sum; nobody is added later."""
+        """Whose uploads are in the sum; nobody is added later, so that nobody asks for sealed shares."""
         self._check_phase(Phase.UPLOAD)
         self._check_enough(len(self.uploaded), "uploaded")
-        return self._with("phase", Phase.AGREE), self.survivors
+        return self.forget_sealed()._with("phase", Phase.AGREE), self.survivors
 
     @property
     def survivors(self) -> Survivors:

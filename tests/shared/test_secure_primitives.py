@@ -6,9 +6,11 @@ import hashlib
 import itertools
 import math
 import struct
+from random import Random
 
 import numpy as np
 import pytest
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
@@ -147,6 +149,24 @@ def test_a_threshold_of_shares_gives_the_secret_and_one_fewer_does_not(
         combine({holder: shares[holder] for holder in holders[: threshold - 1]}, threshold, holders)
     forged = {holder: bytes(32) for holder in holders[:1]} | {h: shares[h] for h in holders[1:threshold]}
     assert combine(forged, threshold, holders) != secret
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(2, 12), st.integers(0, 8), st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_keys_are_rebuilt_as_pycryptodome_does(
+    secret: bytes, threshold: int, more: int, random: Random
+) -> None:
+    """From any shares, also wrong ones: the same element of GF(2^128)."""
+    holders = list(range(threshold + more))
+    shares = split(secret, threshold, holders)
+    chosen = sorted(random.sample(holders, threshold))
+    wrong = chosen[0]
+    shares[wrong] = random.randbytes(32)
+    halves = [
+        [(holder + 1, shares[holder][part]) for holder in chosen] for part in (slice(16), slice(16, 32))
+    ]
+    expected = b"".join(Shamir.combine(half) for half in halves)
+    assert combine({holder: shares[holder] for holder in chosen}, threshold, holders) == expected
 
 
 # ---------------------------------------------------------------- keys
