@@ -343,11 +343,12 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
     """The request for a run; initial weights that the coordinator cannot build itself are uploaded first.
 
     ``weights``: a safetensors file with every tensor of the task's model. A task of one's own is built here,
-    where its code is installed: the coordinator needs no model code.
+    where its code is installed, and a model of transformers where it lies: the coordinator needs neither.
     """
-    from shared.tasks import available, task_of
+    from shared.tasks import available, base_of, task_of
 
-    if weights is None and config.task in available() and not is_own(config.model):
+    elsewhere = config.task not in available() or is_own(config.model) or base_of(config) is not None
+    if weights is None and not elsewhere:
         return RunRequest(config=config)
     from shared import wire
     from shared.model_files import read_tensors

@@ -121,7 +121,8 @@ def make_inputs(task: Task, number: int) -> Tensor:
     shape = (number, *task.input_shape)
     if kind.is_floating_point:
         return torch.randn(shape, generator=generator).to(kind)
-    highest = VOCABULARY if task.tokens else int(task.describe_inputs().get("range", (0, 255))[1]) + 1
+    stated = task.describe_inputs().get("range", (0, VOCABULARY - 1 if task.tokens else 255))
+    highest = int(stated[1]) + 1
     return torch.randint(0, highest, shape, generator=generator).to(kind)
 
 

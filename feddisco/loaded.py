@@ -14,6 +14,7 @@ from shared import wire
 from shared.data import Unlabelled
 from shared.left_out import LeftOut
 from shared.model_files import ModelFacts, read_facts
+from shared.problems import InvalidConfiguration
 from shared.wire.tensors import load_into, manifest_of
 
 if TYPE_CHECKING:
@@ -121,5 +122,10 @@ def load(path: str | Path, *, allow: Sequence[str] = ()) -> LoadedModel:
     model = task.build_model(facts.model, seed=0)
     with wire.opened(path) as file:
         names = [spec.name for spec in manifest_of(model)]
+        if missing := [name for name in names if not file.has(wire.MODEL, name)]:
+            raise InvalidConfiguration(
+                f"{path} has no tensor {missing[0]}, which the model that task {facts.task} builds here has.",
+                hint=task.same_model,
+            )
         load_into(model, {name: file.tensor(wire.MODEL, name) for name in names})
     return LoadedModel(model.eval(), task, facts)

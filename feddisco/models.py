@@ -69,11 +69,11 @@ def _write_with_facts(view: RunView, choice: Choice, tensors: Path, out: Path, a
     try:
         task = load_allowed_task(view.config.task, view.config.task_options, view.classes, allow)
         check_allowed("model", view.config.model, allow)
+        facts, note = describe_model(view, choice, task), ""
     except InvalidConfiguration as reason:
-        write_model(out, read_tensors(tensors), describe_model(view, choice))
-        return f".\nWithout preprocessing: {reason}"
-    write_model(out, read_tensors(tensors), describe_model(view, choice, task))
-    return ""
+        facts, note = describe_model(view, choice), f".\nWithout preprocessing: {reason}"
+    write_model(out, read_tensors(tensors), facts)
+    return note
 
 
 def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> ModelFacts:

@@ -110,7 +110,7 @@ class Site:
             raise LocalFault(
                 Fault(FaultCode.MODEL_DIFFERS),
                 f"the model that task {self.settings.task} builds here is not the run's: {difference}. "
-                "Install the same versions of the task and of PyTorch as at the coordinator.",
+                f"{task.same_model}",
             )
         local = LocalRun(view, workbench)
         self._runs[view.run] = local

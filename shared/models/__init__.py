@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["available", "build_model", "model_class", "require_inputs"]
 
 TORCHVISION = "torchvision:"
-_HELPERS = frozenset({"base", "shapes", "torchvision"})
+_HELPERS = frozenset({"base", "pretrained", "shapes", "torchvision"})
 
 
 def available() -> tuple[str, ...]:

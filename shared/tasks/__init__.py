@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from shared.config import RunConfig
     from shared.tasks.base import Task
 
-__all__ = ["available", "load_task", "task_of"]
+__all__ = ["available", "base_of", "load_task", "task_of"]
 
-_HELPERS = frozenset({"base", "images", "leaf", "loading", "regression", "tables", "texts", "transforms"})
+_WITH_BASE = frozenset({"hf-image", "hf-text"})
+_HELPERS = frozenset(
+    {"base", "images", "leaf", "loading", "pretrained", "regression", "tables", "texts", "transforms"}
+)
 
 
 def available() -> tuple[str, ...]:
@@ -54,6 +57,15 @@ def load_task(
             hint="Leave classes out, or state them in the task's own order.",
         )
     return task
+
+
+def base_of(config: RunConfig) -> str | None:
+    """Which model of transformers the run begins from, as ``hf:NAME``; None for a task without one.
+
+    Read from the configuration alone: nothing is imported, and whether there is such a model is not asked.
+    """
+    base = config.task_options.get("base") if config.task in _WITH_BASE else None
+    return f"hf:{base}" if isinstance(base, str) else None
 
 
 def task_of(config: RunConfig) -> Task:

@@ -48,6 +48,7 @@ class Task(ABC):
     ``cache`` is a folder where decoded data may be kept; the site sets it on the task, not the run.
     ``on_broken`` and ``labels`` are the site's too: what it does about examples that cannot be read, and
     which class of the contract a name in its data stands for, where the two differ.
+    ``same_model`` says what a site does whose model is not the run's.
     ``tokens`` says that the inputs are token numbers (:mod:`shared.data.tokens`), not measured ones.
     """
 
@@ -61,6 +62,7 @@ class Task(ABC):
     cache: Path | None = None
     on_broken: OnBroken = "decline"
     labels: Mapping[str, str] = MappingProxyType({})
+    same_model: str = "Install the same versions of the task and of PyTorch as at the coordinator."
 
     def __init__(self, options: Frozen) -> None:
         self.options = options

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -70,7 +70,7 @@ class CSV(Task):
     """
 
     name = "csv"
-    Options = CSVOptions
+    Options: ClassVar[type[Frozen]] = CSVOptions
 
     def __new__(cls, options: CSVOptions) -> CSV:
         kind: type[CSV] = cls if options.edges is None else CSVRegression

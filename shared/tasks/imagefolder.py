@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,7 +56,7 @@ class ImageFolder(ImageTask):
     """
 
     name = "imagefolder"
-    Options = ImageFolderOptions
+    Options: ClassVar[type[Frozen]] = ImageFolderOptions
 
     def __init__(self, options: ImageFolderOptions) -> None:
         super().__init__(options)

@@ -24,6 +24,8 @@ def task(name: str) -> Task:
     needed: dict[str, dict[str, Any]] = {
         "imagefolder": {"classes": ["a", "b"]},
         "csv": {"columns": ["x"], "target": "y", "classes": ["a", "b"]},
+        "hf-image": {"classes": ["a", "b"], "base": "owner/model"},
+        "hf-text": {"columns": ["x"], "target": "y", "classes": ["a", "b"], "base": "owner/model"},
     }
     return load_task(name, needed.get(name, {}))
 
@@ -40,7 +42,7 @@ def test_a_section_names_each_option_and_the_model(name: str) -> None:
         if isinstance(field.default, int) and not isinstance(field.default, bool):
             assert f"`{option}` ({field.default})" in section
     said = set(re.findall(r"[Mm]odel `([\w-]+)`", section))
-    assert task(name).default_model in said <= set(models())
+    assert task(name).default_model in said <= {*models(), "pretrained"}
     assert ("No options" in section) == (not type(task(name)).Options.model_fields)
 
 

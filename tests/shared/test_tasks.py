@@ -74,11 +74,12 @@ def folder_task(**options: object) -> Task:
 def test_the_built_in_tasks_are_there() -> None:
     assert available() == (
         "ag-news", "cifar10", "cifar100", "cinic10", "csv", "digits",
-        "facebook-comments", "fashion-mnist", "femnist", "ham10000", "imagefolder",
+        "facebook-comments", "fashion-mnist", "femnist", "ham10000", "hf-image", "hf-text",
+        "imagefolder",
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(set(available()) - {"csv", "imagefolder"}))
+@pytest.mark.parametrize("name", sorted(set(available()) - {"csv", "hf-image", "hf-text", "imagefolder"}))
 def test_every_built_in_task_builds_its_model_for_its_own_inputs(name: str) -> None:
     task = load_task(name)
     assert task.name == name

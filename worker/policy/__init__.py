@@ -67,9 +67,10 @@ class Policy(Frozen):
         "one's own by import path.",
     )
     models: _Patterns = Field(
-        ("*", "torchvision:*"),
+        ("*", "torchvision:*", "hf:*"),
         description='Models that a run may train here. `"*"` is every built-in one, and `"default"` among '
-        'them what the task takes by itself; `"torchvision:*"` are those of torchvision.',
+        'them what the task takes by itself; `"torchvision:*"` are those of torchvision, `"hf:*"` the bases '
+        "of hf-text and hf-image, which have to lie here.",
     )
     parts: _Strings = Field(
         (),

@@ -15,6 +15,7 @@ from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.secure.ring import SMALLEST_SUM
+from shared.tasks import base_of
 from worker.disclosure import NotDisclosed, Rule, check_rule
 from worker.faults import LocalFault
 from worker.policy import Policy, SitePolicy
@@ -82,7 +83,7 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
         yield _Refusal("sums_only", "updates in clear", Fault(FaultCode.SUMS_ONLY))
     if not allows(policy.tasks, config.task):
         yield _Refusal("tasks", config.task, Fault(FaultCode.TASK_NOT_ALLOWED))
-    algorithm, model = config.algorithm.name, config.model or "default"
+    algorithm, model = config.algorithm.name, config.model or base_of(config) or "default"
     if not allows(policy.algorithms, algorithm):
         yield _Refusal("algorithms", algorithm, Fault(FaultCode.ALGORITHM_NOT_ALLOWED))
     if not allows(policy.models, model):
