@@ -85,6 +85,10 @@ class SecurePlay(Story):
 
     def sum_up(self) -> None:
         self.take_all(5)
+        self.end_sum()
+
+    def end_sum(self) -> None:
+        """All have answered the last step of round 0."""
         facts = AggregationFacts(model=None, scored=None, broadcast=None, private=None, ledger=())
         totals = SumTotals(clients=3, examples=60, discrepancy=0.75)
         event = AggregationFinished(0, 1, totals=totals)

@@ -19,7 +19,7 @@ from server.database.session import Writing
 from server.database.step.facts import AggregationFacts, UpdateFacts
 from server.database.step.load import Snapshot, load
 from server.database.tables import runs
-from server.lifecycle.events import AggregationFinished, AssignmentTaken, UpdateReceived
+from server.lifecycle.events import AggregationFinished, AssignmentTaken, StepAnswered, UpdateReceived
 from server.lifecycle.state import Run
 
 if TYPE_CHECKING:
@@ -81,15 +81,16 @@ class KnownRuns:
 
 
 def _can_follow(run: Run) -> bool:
-    """Scores and the messages of secure sums come in beside the steps."""
-    return not run.policy.needs_scores and run.policy.secure is None
+    """Scores come in beside the steps."""
+    return not run.policy.needs_scores
 
 
 def _apply(change: Change) -> Snapshot | None:
     """What reading the run would give now; None for the rarer steps, after which it is read."""
     before, run = change.before, change.decision.run
     known, current = before.run.round, run.round
-    is_common = isinstance(change.event, AssignmentTaken | UpdateReceived | AggregationFinished)
+    common = AssignmentTaken | UpdateReceived | StepAnswered | AggregationFinished
+    is_common = isinstance(change.event, common)
     if not is_common or not _can_follow(run) or current is None or run.reason != before.run.reason:
         return None
     is_same = known is not None and (known.number, known.attempt) == (current.number, current.attempt)

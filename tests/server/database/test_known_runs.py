@@ -11,6 +11,7 @@ from server.database.step.facts import Facts, FailureFacts, UpdateFacts
 from server.database.step.known import KnownRuns
 from server.database.step.load import Snapshot, load
 from server.database.step.step import take_step
+from server.database.store import Store
 from server.lifecycle.events import (
     AssignmentTaken,
     Event,
@@ -22,6 +23,7 @@ from server.lifecycle.events import (
 )
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus
+from tests.helpers.secure_play import NAMES, SecurePlay
 from tests.helpers.store_play import NOW, RUN, Story, digest, later
 
 
@@ -59,6 +61,23 @@ def test_the_steps_of_a_round_are_known_without_reading(engine: sa.Engine) -> No
         story.aggregate(number)  # as another process does
         process.step(AssignmentTaken("a", number + 1, 1))
         assert process.known.find(RUN) == process.read()
+
+
+def test_the_steps_of_a_secure_round_are_known_without_reading(engine: sa.Engine) -> None:
+    play = SecurePlay(engine)
+    process = Process(engine)
+    play.store = Store(engine, is_only_writer=True)
+    play.store._known = process.known
+
+    def check(steps: int) -> None:
+        for _ in range(steps):
+            for name in NAMES:
+                play.take_step(name)
+                assert process.known.find(RUN) == process.read()
+
+    check(5)
+    play.end_sum()
+    check(5)
 
 
 def test_the_model_that_a_round_made_starts_the_next(engine: sa.Engine) -> None:
