@@ -248,6 +248,12 @@ class Settings(BaseSettings):
         description="How long in seconds a round waits for an update whose stored file is missing or damaged "
         "to be sent again or restored, before it goes on without it.",
     )
+    early_sum_bytes: int = Field(
+        2**28,
+        ge=0,
+        description="Memory in bytes, over all runs, for sums of updates that are begun while others are "
+        "still on their way, so that a round of a large model ends sooner. 0: none.",
+    )
     hold_aggregation_seconds: float = Field(
         0.0, ge=0, le=600, description="For drills: seconds to wait between an aggregation and its commit."
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
@@ -17,6 +18,7 @@ from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
+from server.runs.early_sums import EarlySums
 from server.runs.moves import Moves
 from shared.aggregation.round_end import (
     Arrived,
@@ -33,6 +35,9 @@ from shared.schemas import SumTotals, TensorKind
 from shared.secure.coordinator import Coordinator
 from shared.weightings import Contribution, LedgerEntry
 from shared.wire import Written
+
+if TYPE_CHECKING:
+    from shared.aggregation import RunningSum
 
 __all__ = ["Aggregation", "close_stored"]
 
@@ -59,7 +64,8 @@ class _TimedShadow:
 class Aggregation:
     """``patience``: seconds after which the round goes on without an update whose stored file is at fault.
 
-    ``hold``: seconds to wait before the result is handed back, a drill for operators.
+    ``hold``: seconds to wait before the result is handed back, a drill for operators. ``early``: what was
+    summed while updates came.
     """
 
     store: Store
@@ -70,6 +76,7 @@ class Aggregation:
     telemetry: Telemetry
     patience: float
     hold: float
+    early: EarlySums | None = None
 
     def compute(self, run: str, number: int, attempt: int) -> tuple[AggregationFinished, AggregationFacts]:
         """What to commit for this attempt; all blobs it names are in the store already.
@@ -88,7 +95,8 @@ class Aggregation:
                 return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
         with self.blobs.workspace() as folder, ExitStack() as held:
             path = self._holder(held)
-            result = close_stored(given, intact, path, folder, moves=self.moves)
+            begun = self.early.take(run, number, attempt) if self.early is not None else ()
+            result = close_stored(given, intact, path, folder, moves=self.moves, begun=begun)
             shadows = self._make_shadows(given, result, path, folder)
             facts = self._facts(result, shadows)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
@@ -213,10 +221,12 @@ def close_stored(
     folder: Path,
     *,
     moves: Moves | None = None,
+    begun: Sequence[RunningSum] = (),
 ) -> RoundResult:
     """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too.
 
-    ``moves``: what was measured at the uploads, which is not measured again.
+    ``moves``: what was measured at the uploads, which is not measured again. ``begun``: what was summed
+    meanwhile.
     """
     started = _find_start(given, path)
     if given.secure is not None:
@@ -238,11 +248,14 @@ def close_stored(
             path(update.digest),
             _known(update),
             None if moves is None else moves.find(given.start_model, update.digest, parameters),
+            update.digest,
         )
         for update in updates
     ]
     everyone = _list_contributions(given)
-    return close_round(given.config, given.manifest, started, arrived, everyone, folder, number=given.round)
+    return close_round(
+        given.config, given.manifest, started, arrived, everyone, folder, number=given.round, begun=begun
+    )
 
 
 def _find_start(given: AggregationInput, path: Callable[[str], Path]) -> Start:

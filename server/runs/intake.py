@@ -161,6 +161,7 @@ class Intake:
             self.faults.mend(incoming.digest)
             return self.store.receipt(offer.run, offer.round, offer.client)
         self.space.note(offer.run, incoming.bytes)
+        self.runner.early.note(offer.run, offer.round, report.attempt, incoming.bytes)
         self.telemetry.updates.inc()
         self.telemetry.received.inc(incoming.bytes)
         return Receipt(

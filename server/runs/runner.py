@@ -32,6 +32,7 @@ from server.lifecycle.events import (
 )
 from server.monitoring.metrics import Telemetry
 from server.runs.blob_faults import BlobFaults
+from server.runs.early_sums import EarlySums
 from server.runs.moves import Moves
 from server.settings import Settings
 from server.threads import Threads
@@ -83,6 +84,7 @@ class Runner:
         self._integrity = integrity
         self._faults = faults
         self._moves = moves
+        self.early = EarlySums(store, blobs, integrity, settings.early_sum_bytes)
         faults.listener = self._on_lost_updates
         self.follow_time: Callable[[], None] = _follow_nothing
         self._hub = hub
@@ -160,6 +162,7 @@ class Runner:
         """The run has been deleted."""
         self._telemetry.forget_ledgers()
         self._store.unwritten_delays.pop(run, None)
+        self.early.forget(run)
         self.announce(run)
 
     def _call_soon(self, work: Callable[..., None], *args: Any) -> None:
@@ -171,6 +174,7 @@ class Runner:
     def carry_out(self, run: str, decision: Decision) -> None:
         """Every effect of every committed decision passes here."""
         self._telemetry.count_records(decision.effects)
+        self.early.follow(decision.run)
         for effect in decision.effects:
             match effect:
                 case Wake(clients):
@@ -206,6 +210,8 @@ class Runner:
         return len(self._retries)
 
     def _on_lost_updates(self, updates: Sequence[WantedUpdate], is_mended: bool) -> None:
+        for update in updates:  # its file may have been at fault already when it was summed
+            self.early.forget(update.run)
         self._call_soon(self._handle_lost_updates, updates, is_mended)
 
     def _handle_lost_updates(self, updates: Sequence[WantedUpdate], is_mended: bool) -> None:
@@ -238,6 +244,7 @@ class Runner:
     def close(self) -> None:
         """Wait for the aggregation under way; those still in the queue are left to the next start."""
         self._closing = True
+        self.early.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
 
     def warm_up(self) -> None:
@@ -335,6 +342,7 @@ class Runner:
                 telemetry=self._telemetry,
                 patience=self._settings.lost_update_seconds,
                 hold=self._settings.hold_aggregation_seconds,
+                early=self.early,
             )
             return work.compute(run, number, attempt)
         except ServiceFault:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared import wire
-from shared.aggregation.streams import Stream, UpdateFile, make_zeros
+from shared.aggregation.streams import RunningSum, Stream, UpdateFile, make_zeros
 from shared.algorithms.base import Algorithm, Combined, ServerRound
 from shared.config import LocalTraining
 from shared.problems import InvalidConfiguration, InvalidRequest, ModelDiverged, WeightlessRound
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shared.aggregation.secure_sums import RoundSums
     from shared.algorithms.base import Groups
 
-__all__ = ["Aggregated", "Stream", "UpdateFile", "aggregate", "aggregate_sums"]
+__all__ = ["Aggregated", "RunningSum", "Stream", "UpdateFile", "aggregate", "aggregate_sums"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def aggregate(
     rule: AnyRule = MEAN,
     number: int = 1,
     seed: int = 0,
+    begun: Sequence[RunningSum] = (),
 ) -> Aggregated:
     """Combine a round's updates and write the results into ``folder``.
 
@@ -73,7 +74,8 @@ def aggregate(
     algorithm, whose sums of updates go by ``rule``; floating buffers are the p_k-weighted mean (the rule's),
     or with ``keep-local`` stay those of ``model``, as do frozen and integer tensors. ``adjustment`` is made
     to the models that the algorithm returns. In a round ``number`` in which clients do not train, buffers
-    stay, and nothing is adjusted. ``seed`` is the run's. Results have the manifest's dtypes.
+    stay, and nothing is adjusted. ``seed`` is the run's. Results have the manifest's dtypes. Of ``begun`` is
+    used what are beginnings of the sums that are asked for; they are the caller's no longer.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
     the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
@@ -82,7 +84,9 @@ def aggregate(
     ordered = sorted(updates, key=lambda update: update.info.index)
     given = _check_weights([update.info.index for update in ordered], weights)
     names = {kind: [spec for spec in manifest if spec.kind is kind] for kind in TensorKind}
-    stream = _make_stream(ordered, names[TensorKind.PARAMETER], rule, model, algorithm.own_specs(manifest))
+    stream = _make_stream(
+        ordered, names[TensorKind.PARAMETER], rule, model, algorithm.own_specs(manifest), begun
+    )
     trained = algorithm.trains(number)
     with ExitStack() as files:
         x = files.enter_context(wire.opened(model))
@@ -119,9 +123,10 @@ def _make_stream(
     rule: AnyRule,
     model: Path,
     own: Mapping[str, Sequence[TensorSpec]],
+    begun: Sequence[RunningSum],
 ) -> Stream:
     if isinstance(rule, MeanRule):
-        return Stream(updates, parameters, own)
+        return Stream(updates, parameters, own, begun)
     from shared.aggregation.robust import RobustStream
 
     return RobustStream(updates, parameters, rule, model)

@@ -29,7 +29,7 @@ from shared.weightings.base import (
 )
 
 if TYPE_CHECKING:
-    from shared.aggregation import Aggregated, UpdateFile
+    from shared.aggregation import Aggregated, RunningSum, UpdateFile
     from shared.aggregation.figures import Move
     from shared.aggregation.proxy import ProxyExamples
     from shared.aggregation.secure_sums import Plan, RoundSums
@@ -64,13 +64,15 @@ class Start:
 class Arrived:
     """A client's validated update, and what weighting knows of the client.
 
-    ``move``: how it moves the model that the round started from, if that was measured already.
+    ``move``: how it moves the model that the round started from, if that was measured already. ``digest``:
+    of the file, if that is known.
     """
 
     info: UpdateInfo
     path: Path
     known: Contribution
     move: Move | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,12 @@ def close_round(
     *,
     number: int,
     proxy: ProxyExamples | None = None,
+    begun: Sequence[RunningSum] = (),
 ) -> RoundResult:
     """Weigh the updates and aggregate them; result files are written into ``folder``.
 
     ``all_clients`` are all trainers enrolled, whether drawn for round ``number`` or not. ``proxy`` is for
-    weightings that need data.
+    weightings that need data. ``begun``: see :func:`shared.aggregation.aggregate`.
     """
     from shared.aggregation.figures import find_cosines, find_excess
 
@@ -124,7 +127,7 @@ def close_round(
         summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
         return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
     made = combine_updates(
-        config, manifest, start, believed, len(all_clients), weighed, folder, number=number
+        config, manifest, start, believed, len(all_clients), weighed, folder, number=number, begun=begun
     )
     if made.shares is not None:
         told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
@@ -183,6 +186,7 @@ def combine_updates(
     folder: Path,
     *,
     number: int,
+    begun: Sequence[RunningSum] = (),
 ) -> Aggregated:
     """The model that the updates make with these weights, at least one of which is above 0."""
     from shared.aggregation import UpdateFile, aggregate
@@ -194,7 +198,7 @@ def combine_updates(
         model=start.model,
         broadcast=start.broadcast,
         private=start.private,
-        updates=[UpdateFile(update.info, update.path) for update in believed],
+        updates=[UpdateFile(update.info, update.path, update.digest) for update in believed],
         weights={row.index: row.weight for row in weighed.rows if row.included},
         clients=clients,
         local=config.local.in_round(number, config.rounds),
@@ -204,6 +208,7 @@ def combine_updates(
         rule=config.aggregation,
         number=number,
         seed=config.seed,
+        begun=begun,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,15 +17,40 @@ if TYPE_CHECKING:
 
     from shared.algorithms.base import Tensors
 
-__all__ = ["Stream", "UpdateFile", "make_zeros"]
+__all__ = ["RunningSum", "Stream", "UpdateFile", "make_zeros"]
 
 
 @dataclass(frozen=True)
 class UpdateFile:
-    """A validated update on disk."""
+    """A validated update on disk; ``digest`` is its SHA-256, if that is known."""
 
     info: UpdateInfo
     path: Path
+    digest: str | None = None
+
+
+class RunningSum:
+    """``sum_k c_k u_k`` of the tensors ``specs`` of a group: the totals and one mapped file are in memory.
+
+    ``terms`` are what it is the sum of, in order. A sum of the same terms in the same order has the same
+    bits, whenever they were added. If :meth:`add` raises, the totals are nothing any more.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], group: str = wire.MODEL) -> None:
+        self.specs = tuple(specs)
+        self.group = group
+        self.totals = {spec.name: make_zeros(spec) for spec in specs}
+        self.terms: list[tuple[str, float]] = []
+
+    def add(self, update: UpdateFile, coefficient: float) -> None:
+        with wire.opened(update.path) as file:
+            for name, total in self.totals.items():
+                total.add_(file.tensor(self.group, name), alpha=coefficient)
+        self.terms.append(_term(update, coefficient))
+
+
+def _term(update: UpdateFile, coefficient: float) -> tuple[str, float]:
+    return update.digest or str(update.path), coefficient
 
 
 class Stream:
@@ -36,11 +61,16 @@ class Stream:
         updates: Sequence[UpdateFile],
         parameters: Sequence[TensorSpec],
         own: Mapping[str, Sequence[TensorSpec]] = MappingProxyType({}),
+        begun: Iterable[RunningSum] = (),
     ) -> None:
-        """``own`` are the tensors of groups that are not shaped like the parameters."""
+        """``own`` are the tensors of groups that are not shaped like the parameters.
+
+        ``begun`` are sums that may be the beginnings of those asked for: then they are gone on with.
+        """
         self._updates = updates
         self.parameters = parameters
         self._own = own
+        self._begun = list(begun)
 
     @property
     def infos(self) -> Sequence[UpdateInfo]:
@@ -52,15 +82,21 @@ class Stream:
     def sum_of(
         self, coefficients: Mapping[int, float], specs: Sequence[TensorSpec], group: str = wire.MODEL
     ) -> Tensors:
-        """A running sum: the accumulators and one mapped file are all that is in memory."""
-        sums = {spec.name: make_zeros(spec) for spec in specs}
-        for update in self._updates:
-            coefficient = coefficients.get(update.info.index, 0.0)
-            if coefficient and specs:
-                with wire.opened(update.path) as file:
-                    for name, total in sums.items():
-                        total.add_(file.tensor(group, name), alpha=coefficient)
-        return sums
+        given = [(u, c) for u in self._updates if (c := coefficients.get(u.info.index, 0.0)) and specs]
+        running = self._take_begun([_term(*pair) for pair in given], specs, group)
+        for update, coefficient in given[len(running.terms) :]:
+            running.add(update, coefficient)
+        return running.totals
+
+    def _take_begun(
+        self, terms: Sequence[tuple[str, float]], specs: Sequence[TensorSpec], group: str
+    ) -> RunningSum:
+        """A sum of the first of these terms, of none if none was begun. It is given to nobody else."""
+        for at, begun in enumerate(self._begun):
+            is_beginning = begun.terms == list(terms[: len(begun.terms)])
+            if is_beginning and (begun.group, begun.specs) == (group, tuple(specs)):
+                return self._begun.pop(at)
+        return RunningSum(specs, group)
 
     def shares(self, weights: Mapping[int, float]) -> dict[int, float] | None:
         """What each update counts for in the model, where that is not its weight."""
