@@ -289,6 +289,7 @@ def follow(client: AdminClient, run: str, report: Callable[[str], None] = say) -
         rounds = client.rounds(run, max(said, default=0)) if view.config.evaluate_every else []
         for line in _format_rounds(rounds, view.rounds, said):
             report(line)
+            scores_due_at = time.monotonic() + 30  # an evaluator that is behind goes on after the last round
         if view.status.is_terminal:
             last = find_newest(rounds)
             if last is None or last.evaluations or time.monotonic() > scores_due_at:

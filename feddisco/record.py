@@ -42,10 +42,15 @@ def _describe_round(view: RoundView) -> dict[str, Any]:
         for one in view.evaluations
     ]
     took = (view.completed_at - view.opened_at).total_seconds() if view.completed_at else None
+    shadows = [shadow.model_dump(mode="json") for shadow in view.shadows]
+    seen = {
+        one.client: {name: score.accuracy for name, score in one.shadows.items()} for one in view.evaluations
+    }
     return {
         "round": view.round,
         "seconds": took,
         "model": view.model,
         "evaluations": scores,
         "ledger": [row.model_dump(mode="json", exclude=_NOT_KEPT) for row in view.ledger],
+        **({"shadows": shadows, "shadow_accuracy": seen} if shadows else {}),
     }

@@ -111,20 +111,24 @@ class Creation:
         return write_config(view.config.model_copy(update={"name": next_name(template, names)}))
 
     async def _find_initial(self, config: RunConfig, template: str) -> InitialBlob | None:
-        """A task of one's own begins with the weights of the run that it was copied from."""
-        if config.task in tasks.available():
+        """What the coordinator cannot build begins with the weights of the run that it was copied from."""
+        base = tasks.base_of(config)
+        if config.task in tasks.available() and base is None:
             return None
-        hint = "Create it with `feddisco run create FILE`, where the task is installed."
+        hint = "Create it with `feddisco run create FILE`, where the task is installed and its model lies."
         try:
             view = await self.coordinator.threads.run(
                 self.coordinator.store.run_view, template, self.coordinator.clock()
             )
         except NotFound:
             raise InvalidConfiguration(
-                f"the task {config.task!r} is not built in, so the coordinator cannot build its model",
+                f"the task {config.task!r} is not built in, so the coordinator cannot build its model"
+                if base is None
+                else f"{base} lies at the sites, so the coordinator cannot build a model that begins from it",
                 hint=hint,
             ) from None
-        if view.config.task != config.task or view.config.model != config.model:
+        same = view.config.task == config.task and view.config.model == config.model
+        if not same or (base is not None and view.config.task_options != config.task_options):
             raise InvalidConfiguration(f"{template} has another task or model", hint=hint)
         return InitialBlob(digest=view.initial_model, manifest=view.manifest)
 

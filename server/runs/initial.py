@@ -61,7 +61,7 @@ def make_initial(
 
 def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
-    from shared.tasks import task_of
+    from shared.tasks import base_of, task_of
     from shared.training.optimizers import check_local
     from shared.training.private_checks import check_private_model
     from shared.wire.tensors import manifest_of, state_of
@@ -70,6 +70,11 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
         raise InvalidConfiguration(
             f"task {config.task!r} is not built in, so the coordinator cannot build its model",
             hint="Upload initial weights and name them in `initial`, as `feddisco run create` does.",
+        )
+    if (base := base_of(config)) is not None:
+        raise InvalidConfiguration(
+            f"{base} lies at the sites, so the coordinator cannot build a model that begins from it",
+            hint="Create the run with `feddisco run create FILE`, on a machine where the model lies.",
         )
     if is_own(config.model):
         raise InvalidConfiguration(

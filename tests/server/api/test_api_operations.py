@@ -155,6 +155,7 @@ def test_configurations_that_cannot_be_built(at: Live) -> None:
     for config, words in (
         ({"task": "nothing-like-it"}, "no built-in task"),
         ({"task": "my.module:Task"}, "not built in"),
+        ({"task": "hf-text", "task_options": {"base": "theirs/model"}}, "hf:theirs/model lies at the sites"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"algorithm": "no_such_algorithm"}, "no_such_algorithm"),
         ({"weighting": {"kind": "disco", "target": [0.5, 0.5]}}, "2 shares for 10 classes"),

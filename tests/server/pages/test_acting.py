@@ -390,6 +390,7 @@ def test_a_run_is_checked_and_created(at: Live) -> None:
         ("name: A b", "name:"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
         ("name: a\ntask: our.own:Task", "is not built in"),
+        ("name: a\ntask: hf-text\ntask_options: {base: theirs}", "hf:theirs lies at the sites"),
         ("name: a\ntask: digits\nalgorithm: fedbest", "algorithm &#39;fedbest&#39; is not known"),
         ('name: "a\\0"', "name"),
     ],
