@@ -271,8 +271,17 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
     )
     if last := find_newest(rounds):
         print_ledger(last.ledger, f"Ledger of round {last.round}")
+        _say_ratio(run, last)
         for evaluation in last.evaluations:
             print_accuracy(evaluation, f"Round {last.round}, scored by {evaluation.client}")
+
+
+def _say_ratio(run: RunView, last: RoundView) -> None:
+    """How large the round's updates were, if the run has them packed."""
+    sizes = [row.bytes for row in last.ledger if row.bytes]
+    ratio = run.find_ratio(sum(sizes) // len(sizes)) if sizes else None
+    if ratio is not None and run.config.compression is not None:
+        say(f"Updates by {run.config.compression.label}: {sum(sizes)} bytes, whole {ratio:.1f} times that")
 
 
 def follow(client: AdminClient, run: str, report: Callable[[str], None] = say) -> RunStatus:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from shared.compression import Compression
 from shared.frozen import Frozen
 from shared.metric_names import check_metric
 from shared.own_parts import OwnPath, is_own
@@ -33,6 +34,7 @@ __all__ = [
     "EVERYBODY",
     "AlgorithmChoice",
     "AnyMetric",
+    "Compression",
     "DiscoWeighting",
     "Draws",
     "Frozen",
@@ -337,6 +339,9 @@ class RunConfig(Frozen):
         description="newest completed rounds whose updates are kept for replays; None: all",
     )
     buffers: Literal["average", "keep-local"] = "average"
+    compression: Compression | None = Field(
+        None, description="None: updates are sent whole; otherwise what they changed, in fewer bytes"
+    )
     secure: SecureSums | None = Field(
         None, description="None: updates arrive in clear; otherwise only their sums are known"
     )
@@ -462,6 +467,9 @@ class RunConfig(Frozen):
             self.weighting.find_dependence(): True,
             "a robust aggregation looks at single updates, which nobody sees": not isinstance(
                 self.aggregation, MeanRule
+            ),
+            "compression packs single updates, which nobody could add up under their masks": (
+                self.compression is not None
             ),
             "a schedule changes what a sum of several clients' steps is divided by": (
                 self.local.schedule != CONSTANT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -648,6 +649,13 @@ class RunView(RunSummary):
     )
     totals: SumTotals | None = Field(None, description="of a secure run, once enrolment has been summed")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
+
+    def find_ratio(self, file_bytes: int | None) -> float | None:
+        """How many times larger an update of so many bytes would be if it were sent whole; None: it was."""
+        if self.config.compression is None or not file_bytes:
+            return None
+        sizes = (math.prod(spec.shape) for spec in self.manifest if spec.kind is TensorKind.PARAMETER)
+        return self.config.compression.find_ratio(file_bytes, sizes)
 
 
 class EventView(View):

@@ -261,7 +261,10 @@ class RunPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """A row of the ledger, its bars in per cent of the longest, and its weight in words."""
+    """A row of the ledger, its bars in per cent of the longest, and its weight in words.
+
+    ``ratio``: how many times larger its update would be if it had not been packed; None: it was not.
+    """
 
     row: LedgerRow
     weight_bar: float
@@ -270,6 +273,7 @@ class LedgerLine:
     values: Sequence[float | None]
     sentence: str
     outlier: str | None
+    ratio: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from server.pages.explain import (
 from server.pages.reader import Reader, stream_of
 from server.pages.shadows import shadow_lines
 from shared import outliers
-from shared.config import Weighting
 from shared.problems import NotFound
 from shared.schemas import LedgerRow, RoundView, RunView
 
@@ -65,7 +64,7 @@ def round_page(
         rule=rule_words(run.config.aggregation),
         measures=measuring_sentence(run.config, number),
         outlier_rule=outliers.RULE,
-        lines=tuple(_line(row, shown, weighting, longest, found.get(row.index)) for row in shown.ledger),
+        lines=tuple(_line(row, shown, run, longest, found.get(row.index)) for row in shown.ledger),
         shadows=shadow_lines(run, shown),
         longest=longest,
         step=step_sentence(shown),
@@ -85,9 +84,8 @@ def _last(run: RunView) -> int:
     return max(run.completed_rounds, run.current_round.round if run.current_round else 0)
 
 
-def _line(
-    row: LedgerRow, round: RoundView, weighting: Weighting, longest: float, outlier: str | None
-) -> LedgerLine:
+def _line(row: LedgerRow, round: RoundView, run: RunView, longest: float, outlier: str | None) -> LedgerLine:
+    weighting = run.config.weighting
     known = row.weight is not None and row.size_weight is not None
     return LedgerLine(
         row=row,
@@ -97,4 +95,5 @@ def _line(
         values=tuple(column.value(row) for column in columns(weighting)),
         sentence=sentence(row, round.ledger, weighting),
         outlier=outlier,
+        ratio=run.find_ratio(row.bytes),
     )

@@ -7,8 +7,10 @@ durable before the transaction that names it, and the transaction is durable bef
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from server.blobs import BlobStore, Incoming
 from server.blobs.integrity import BlobIntegrity
@@ -32,6 +34,7 @@ from shared.problems import (
     UpdateRefused,
 )
 from shared.schemas import Failure, Metrics, Receipt, SecureAnswer, UpdateReport
+from shared.wire.packing import check_packed, unpack
 from shared.wire.validation import validate
 
 __all__ = ["Intake", "Offer"]
@@ -181,6 +184,8 @@ class Intake:
             validate(incoming.path, tensors)
             return
         validate(incoming.path, tensors, max_entry=offer.layout.max_entry)
+        if offer.layout.packed is not None:
+            check_packed(incoming.path, offer.layout.packed)
         self._check_move(offer, incoming)
 
     def _check_move(self, offer: Offer, incoming: Incoming) -> None:
@@ -191,10 +196,8 @@ class Intake:
         if start is None or self.faults.find(start) is not None:
             return  # no such attempt, as is said next; or a lost or damaged model, for which its round waits
         try:
-            with self.blobs.local(start) as path:
-                move = self.moves.measure(
-                    start, path, incoming.digest, incoming.path, offer.layout.parameters
-                )
+            with self.blobs.local(start) as path, self._whole(offer, incoming, path) as update:
+                move = self.moves.measure(start, path, incoming.digest, update, offer.layout.parameters)
         except NotFound:
             return  # lost this moment
         except UpdateInvalid:  # the update has been validated: it is the stored model that cannot be read
@@ -212,6 +215,18 @@ class Intake:
                 hint="The training diverged, or max_norm of the run is too small for its model.",
                 norm=move.norm,
             )
+
+    @contextmanager
+    def _whole(self, offer: Offer, incoming: Incoming, start: Path) -> Iterator[Path]:
+        """The update as a whole one; what was packed is held to the same bounds as what was not."""
+        form = offer.layout.packed
+        if form is None:
+            yield incoming.path
+            return
+        with self.blobs.workspace() as folder:
+            whole = unpack(incoming.path, start, form, folder / "whole")
+            validate(whole, form.whole, max_entry=offer.layout.max_entry)
+            yield whole
 
     def record_refusal(self, run: str, round: int, client: str, problem: Problem) -> None:
         """Every refusal of an upload is an entry of the event log."""

@@ -17,6 +17,7 @@ from shared.weightings.base import Discrepancy
 
 if TYPE_CHECKING:
     from shared.wire import Layout
+    from shared.wire.packing import PackedForm
 
 __all__ = ["RunLayout", "RunLayouts", "layout_of", "update_tensors"]
 
@@ -27,8 +28,9 @@ REMEMBERED_RUNS = 64
 class RunLayout:
     """The class contract of a run, what it asks of its labels, and the tensors of its updates.
 
-    ``max_bytes``: the tensors' own bytes and an allowance for the file's header. ``totals`` are the tensors
-    of round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear).
+    ``max_bytes``: the tensors' own bytes and an allowance for the file's header. ``packed`` says what
+    the updates of a run with compression stand for (None: they arrive whole), ``totals`` are the tensors of
+    round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear).
     """
 
     task: str
@@ -39,6 +41,7 @@ class RunLayout:
     max_entry: float
     max_norm: float
     parameters: tuple[TensorSpec, ...]
+    packed: PackedForm | None = None
     totals: Layout | None = None
 
     def tensors_of(self, round: int) -> Layout:
@@ -49,10 +52,11 @@ class RunLayout:
 def layout_of(run: RunView) -> RunLayout:
     """Imports PyTorch: call it on a thread."""
     from shared.aggregation.secure_sums import sum_layout, totals_length
+    from shared.update_forms import find_form
     from shared.wire import largest_bytes
 
     config = run.config
-    tensors = update_tensors(config, run.manifest)
+    tensors, packed = update_tensors(config, run.manifest), find_form(config, run.manifest)
     return RunLayout(
         task=config.task,
         classes=run.classes,
@@ -62,6 +66,7 @@ def layout_of(run: RunView) -> RunLayout:
         max_entry=config.max_entry,
         max_norm=config.max_norm,
         parameters=tuple(spec for spec in run.manifest if spec.kind is TensorKind.PARAMETER),
+        packed=packed,
         totals=None if config.secure is None else sum_layout(config, totals_length(config, len(run.classes))),
     )
 
@@ -70,11 +75,13 @@ def update_tensors(config: RunConfig, manifest: Sequence[TensorSpec]) -> Layout:
     """What an update of the run consists of; of a secure run one masked vector."""
     from shared.aggregation.secure_sums import Plan, sum_layout
     from shared.algorithms import load_algorithm
-    from shared.wire import update_layout
+    from shared.update_forms import find_form, whole_layout
 
-    algorithm = load_algorithm(config.algorithm)
+    algorithm, packed = load_algorithm(config.algorithm), find_form(config, manifest)
+    if packed is not None:
+        return packed.layout
     if config.secure is None:
-        return update_layout(manifest, algorithm.uploads, config.buffers, algorithm.own_specs(manifest))
+        return whole_layout(config, algorithm, manifest)
     return sum_layout(config, Plan(config, algorithm, manifest, config.clients_expected).length)
 
 

@@ -70,9 +70,10 @@ def expect_sums(
 
 
 def _is_known_beforehand(config: RunConfig, algorithm: Algorithm[Any], number: int) -> bool:
-    """Not where steps, losses or the updates themselves have a say in what they count."""
+    """Not where steps, losses or the updates themselves have a say in what they count, or come packed."""
     return (
         config.secure is None
+        and config.compression is None
         and isinstance(config.aggregation, MeanRule)
         and load_weighting(config.weighting).needs <= KNOWN_BEFOREHAND
         and type(algorithm).norm is Algorithm.norm

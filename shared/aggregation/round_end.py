@@ -111,6 +111,7 @@ def close_round(
     """
     from shared.aggregation.figures import find_cosines, find_excess
 
+    arrived = _unpack(config, manifest, start, arrived, folder)
     parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
     moves = {} if config.secure is not None else _measure(start.model, arrived, parameters)
     beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
@@ -132,6 +133,26 @@ def close_round(
     if made.shares is not None:
         told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
     return RoundResult(told, made, weighed.memory, weighed.adjustment, believed=believed)
+
+
+def _unpack(
+    config: RunConfig,
+    manifest: Sequence[TensorSpec],
+    start: Start,
+    arrived: Sequence[Arrived],
+    folder: Path,
+) -> Sequence[Arrived]:
+    """The same updates as files of whole ones; without compression they are."""
+    from shared.update_forms import find_form
+    from shared.wire.packing import unpack
+
+    form = find_form(config, manifest)
+    if form is None:
+        return arrived
+    return [
+        replace(update, path=unpack(update.path, start.model, form, folder / f"whole-{update.info.index}"))
+        for update in arrived
+    ]
 
 
 def weigh_updates(

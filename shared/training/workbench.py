@@ -26,9 +26,12 @@ from shared.training.accountant import Spending, check_epsilon, find_epsilon, fi
 from shared.training.batches import planned_steps
 from shared.training.evaluation import EVALUATION_BATCH, evaluate
 from shared.training.optimizers import check_local
+from shared.training.packed import pack_result
 from shared.training.private_checks import check_private, check_private_model
 from shared.training.proxy import ProxySet
+from shared.update_forms import find_form
 from shared.weightings.base import Need
+from shared.wire.packing import RESIDUAL
 from shared.wire.tensors import load_into, manifest_of
 
 if TYPE_CHECKING:
@@ -109,6 +112,7 @@ class Workbench:
             raise InvalidConfiguration(
                 f"dp: trains in float32, not in {precision}", hint="Leave out --precision at this site."
             )
+        self._form = find_form(config, self.manifest)
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
@@ -238,6 +242,8 @@ class Workbench:
                 should_stop=should_stop,
                 private=private,
             )
+            if self._form is not None:
+                result = pack_result(result, inputs.start, inputs.kept, self._form)
         end_loss = self._own_loss(task.index) if Need.END_LOSS in needs else None
         return replace(result, start_loss=start_loss, end_loss=end_loss)
 
@@ -328,7 +334,7 @@ class Workbench:
                 start={spec.name: model.tensor(wire.MODEL, spec.name) for spec in self.manifest},
                 received=self._groups(files, task.broadcast, self.algorithm.downloads),
                 kept=self._groups(files, kept, self.algorithm.keeps)
-                | self._groups(files, kept, self._local_buffers),
+                | self._groups(files, kept, (*self._local_buffers, *self._residual)),
             )
 
     def _groups(
@@ -351,6 +357,10 @@ class Workbench:
         if group == LOCAL_BUFFERS:
             return [spec.name for spec in self.manifest if spec.kind is TensorKind.BUFFER]
         return [spec.name for spec in self.algorithm.specs_of(group, self.manifest)]
+
+    @property
+    def _residual(self) -> tuple[str, ...]:
+        return () if self.config.compression is None else (RESIDUAL,)
 
     @property
     def _local_buffers(self) -> tuple[str, ...]:

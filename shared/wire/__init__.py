@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shared.files import replacing
 from shared.problems import InvalidConfiguration, MissingTensor
 from shared.schemas import TensorKind, TensorSpec
-from shared.wire.header import DTYPES, METADATA, Header, read_header, shown
+from shared.wire.header import DTYPES, METADATA, Entry, Header, read_header, shown
 from shared.wire.validation import Layout, validate
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "Layout",
     "Opened",
     "Written",
+    "group_of",
     "groups_layout",
     "key",
     "largest_bytes",
@@ -66,6 +67,15 @@ def key(group: str, name: str) -> str:
     ('fc.weight', 'control/fc.weight')
     """
     return name if group == MODEL else f"{group}/{name}"
+
+
+def group_of(name: str, spec: TensorSpec) -> str:
+    """The group of the key ``name`` of a layout, whose tensor is ``spec``.
+
+    >>> group_of("control/fc.weight", TensorSpec(name="fc.weight", shape=(2, 2), dtype="F32"))
+    'control'
+    """
+    return MODEL if name == spec.name else name.removesuffix(f"/{spec.name}")
 
 
 def model_layout(manifest: Iterable[TensorSpec]) -> Layout:
@@ -201,6 +211,8 @@ def _header_bytes(order: Sequence[str], flat: Mapping[str, Tensor], metadata: Ma
 def _bytes_of(tensor: Tensor) -> memoryview:
     import torch
 
+    if not tensor.numel():
+        return memoryview(b"")  # its strides may be anything
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -235,11 +247,7 @@ class Opened:
         """
         import torch
 
-        entry = self._header.entries.get(key(group, name))
-        if entry is None:
-            raise MissingTensor(
-                f"the file holds no tensor {shown(key(group, name))}", tensor=shown(key(group, name))
-            )
+        entry = self._entry(group, name)
         dtype, count = DTYPES[entry.dtype], (entry.stop - entry.start) // DTYPES[entry.dtype].itemsize
         kind: torch.dtype = getattr(torch, dtype.torch)
         if count == 0:
@@ -249,6 +257,28 @@ class Opened:
         if offset % dtype.itemsize:  # other writers need not align
             source, offset = bytearray(self._mapping[offset : offset + entry.stop - entry.start]), 0
         return torch.frombuffer(source, dtype=kind, count=count, offset=offset).reshape(entry.shape)
+
+    def array(self, group: str, name: str) -> Any:
+        """As :meth:`tensor`, as a numpy array, for what has to be looked at without PyTorch.
+
+        Raises MissingTensor. Of the dtypes that numpy has: not BF16.
+        """
+        import numpy as np
+
+        entry = self._entry(group, name)
+        kind = np.dtype(DTYPES[entry.dtype].torch).newbyteorder("<")
+        offset, count = self._header.data_start + entry.start, math.prod(entry.shape)
+        if not count:
+            return np.empty(entry.shape, kind)
+        return np.frombuffer(self._mapping, kind, count, offset).reshape(entry.shape)
+
+    def _entry(self, group: str, name: str) -> Entry:
+        entry = self._header.entries.get(key(group, name))
+        if entry is None:
+            raise MissingTensor(
+                f"the file holds no tensor {shown(key(group, name))}", tensor=shown(key(group, name))
+            )
+        return entry
 
     def drop_pages(self) -> None:
         """Let what was read leave memory; what is read again comes from the file."""

@@ -108,7 +108,8 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
 
 # those that remember rounds, ask for losses, or look at updates; Disco is what the algorithms run with
 WEIGHTINGS = ("entropy", "fedadp", "fedawa", "feddgga", "fedlws", "nashmtl", "qfedavg")
-KINDS = (*available(), GENTLE_START, *WEIGHTINGS)
+PACKED = ("int8", "top-k")
+KINDS = (*available(), GENTLE_START, *WEIGHTINGS, *PACKED)
 # so that three rounds train, measure, and train with what was measured
 PARAMETERS = {"fedfm": {"start": 1}}
 
@@ -116,6 +117,8 @@ PARAMETERS = {"fedfm": {"start": 1}}
 def config_of(kind: str) -> RunConfig:
     if kind == GENTLE_START:  # some clients take part in the second round for the first time
         return run_config("with-gentle-start", algorithm=kind, clients_per_round=2, rounds=4)
+    if kind in PACKED:  # what a client keeps of its update waits until it is drawn again
+        return run_config(f"packed-{kind}", compression=kind, clients_per_round=2, rounds=4)
     if kind in WEIGHTINGS:
         return run_config(f"weighted-{kind}", weighting={"kind": kind}, clients_per_round=2, rounds=4)
     return run_config(f"with-{kind}", algorithm={"name": kind, "parameters": PARAMETERS.get(kind, {})})
