@@ -172,7 +172,9 @@ def run_of(task: Any, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def test_three_clients_learn_by_adapters_alone_and_the_model_is_taken_home(tmp_path: Path) -> None:
+def test_three_clients_learn_by_adapters_alone_and_the_model_is_taken_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_texts(tmp_path, examples=120)
     file = tmp_path / "out" / "moods.jsonl"
     result = feddisco.simulate(run_of(text_task(lora=LORA)), data=tmp_path, out=file)
@@ -180,6 +182,10 @@ def test_three_clients_learn_by_adapters_alone_and_the_model_is_taken_home(tmp_p
     (tmp_path / "new.csv").write_text("said\nit was a glad fine day\nthe sad bad film\n")
     found = feddisco.load(file.with_suffix(".safetensors")).predict(tmp_path / "new.csv")
     assert [each.label for each in found] == ["up", "down"]
+    make_text_base(tmp_path / "others" / "tiny", seed=5)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "others"))
+    with pytest.raises(InvalidConfiguration, match=r"no tensor base_sha256_.*Copy the run's base"):
+        feddisco.load(file.with_suffix(".safetensors"))
 
 
 def test_three_clients_learn_images_also_with_noise(tmp_path: Path) -> None:
