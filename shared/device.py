@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from shared.problems import InvalidConfiguration
@@ -66,8 +67,9 @@ def use_threads(threads: int | None) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on the card or in the machine (PyTorch's CPU allocator raises RuntimeError)."""
-    import torch
-
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")  # where nothing has imported it, it has raised nothing
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

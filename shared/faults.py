@@ -14,7 +14,7 @@ from typing import Final
 
 from shared.texts import format_size
 
-__all__ = ["LASTING", "SENTENCES", "TRANSIENT", "Doing", "Fault", "FaultCode"]
+__all__ = ["LASTING", "SENTENCES", "TRANSIENT", "Diverged", "Doing", "Fault", "FaultCode"]
 
 
 class Doing(StrEnum):
@@ -277,3 +277,17 @@ class Fault:
             name: format_size(count) if name == "bytes" else count for name, count in self.counts.items()
         }
         return SENTENCES[self.code].format(doing=self.doing, **figures)
+
+
+class Diverged(ArithmeticError):
+    """A client's loss or parameter is no longer finite; ``detail`` says where, ``hint`` what to do.
+
+    Of the aggregated model the coordinator says ``shared.problems.ModelDiverged``.
+    """
+
+    code = "diverged"
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+        self.hint = "Lower local.learning_rate, or set local.clip_norm."
+        super().__init__(f"{detail} {self.hint}")

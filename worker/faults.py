@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 
 from shared.device import is_out_of_memory
-from shared.faults import Doing, Fault, FaultCode
+from shared.faults import Diverged, Doing, Fault, FaultCode
 from shared.problems import (
     DataUnfit,
     IncompatibleVersion,
@@ -90,8 +90,6 @@ def local_faults(doing: Doing) -> Iterator[None]:
 
 def describe_fault(error: BaseException, doing: Doing) -> LocalFault:
     """Both texts for what ended a run's work here."""
-    from shared.training import Diverged
-
     if isinstance(error, LocalFault):
         return error
     if isinstance(error, Diverged):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED", "MISCONFIGURED", "NOTHING_DELIVERED", "OK", "REFUSED", "leave", "run"]
 
+ALWAYS_THERE = ("auto", "cpu")
 OK, FAILED, MISCONFIGURED, REFUSED, NOTHING_DELIVERED = 0, 1, 2, 3, 4
 """Exit codes: ended as asked; a fault in this program; a wrong setting; refused by the coordinator; asked to
 exit after a run, and nothing of this worker is in it."""
@@ -206,17 +207,16 @@ def _make_worker(
     identity: bytes,
     told: Told,
 ) -> Worker:
-    """PyTorch is imported only here, so a wrong address or join code is reported without waiting for it."""
-    from shared.device import choose, use_threads
+    """PyTorch is imported here only where a device is asked for that may not be there; otherwise by need."""
     from worker.journal import Journal
     from worker.round_work import RoundWork
     from worker.secure_work import SecureWork
     from worker.site import Site
 
-    use_threads(settings.threads)
-    device = choose(settings.device, settings.precision)
     remove_unused(folder / "cache", time.time())
-    site = Site(settings, policy, device, folder / "cache", reporter.say)
+    site = Site(settings, policy, folder / "cache", reporter.say)
+    if settings.device not in ALWAYS_THERE or settings.precision == "float16":
+        _ = site.device  # which the operator is told now, and not at the first run
     secure = SecureWork(coordinator, site, reporter, identity, told.record)
     return Worker(
         client=client,

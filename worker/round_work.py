@@ -11,8 +11,6 @@ from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
 from shared.schemas import ShadowScore, UpdateReport
 from shared.texts import format_size
-from shared.training import LocalResult, Stopped, TrainProgress
-from shared.training.workbench import ClientTask
 from worker.diagnose import diagnose
 from worker.disclosure import told_size
 from worker.faults import (
@@ -24,13 +22,14 @@ from worker.faults import (
     local_faults,
 )
 from worker.heartbeat import Heartbeat
-from worker.private_rounds import begin_private_round, find_own_epsilon, find_told_epsilon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from shared.schemas import Evaluate, Metrics, SecureStep, Train
+    from shared.training import LocalResult, TrainProgress
+    from shared.training.workbench import ClientTask
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
     from worker.progress import Reporter
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RoundWork"]
 
-NOT_TOLD = TrainProgress(0, 0, 0, 0, None)
-"""In place of the progress of a secure run."""
 SPACE_POLL_SECONDS = 2.0
 """How often it is tried whether the disk has space again."""
 
@@ -116,6 +113,8 @@ class RoundWork:
         self, assignment: Train, local: LocalRun, journal: RunJournal, paths: dict[str, Path]
     ) -> _Job:
         """Load data and kept state, which may take long or fail."""
+        from shared.training.workbench import ClientTask
+
         self.site.training_examples(local, assignment.index)  # loads them, with a sentence if that fails
         before = journal.find_kept(assignment)
         task = ClientTask(
@@ -132,6 +131,8 @@ class RoundWork:
         return _Job(assignment, local, before, task)
 
     def _train(self, job: _Job, journal: RunJournal) -> FinishedUpdate | None:
+        from shared.training import Stopped
+
         with Heartbeat(self.coordinator, job.assignment, self.clock) as heartbeat:
             try:
                 result = self._train_locally(job, heartbeat)
@@ -145,13 +146,17 @@ class RoundWork:
 
     def _train_locally(self, job: _Job, heartbeat: Heartbeat) -> LocalResult:
         """Raises :class:`Stopped` where it was asked to, :class:`worker.faults.LocalFault` for all else."""
+        from shared.training import Stopped, TrainProgress
+        from worker.private_rounds import begin_private_round
+
+        nothing = TrainProgress(0, 0, 0, 0, None)
         with self.reporter.show_training(job.title) as show, local_faults(Doing.TRAINING):
             private = begin_private_round(job.local, job.task, self.site)
             is_secure = _is_secure(job.local)
 
             def on_progress(progress: TrainProgress) -> None:
                 told = replace(progress, loss=progress.loss if private is None else None)
-                heartbeat.update(NOT_TOLD if is_secure else told)  # steps tell the number of examples
+                heartbeat.update(nothing if is_secure else told)  # steps tell the number of examples
                 show(progress)
 
             try:
@@ -171,6 +176,8 @@ class RoundWork:
         self, job: _Job, result: LocalResult, journal: RunJournal, heartbeat: Heartbeat
     ) -> FinishedUpdate:
         """Write what was trained to the journal, as soon as there is space for it: it is kept meanwhile."""
+        from shared.training import Stopped
+
         report = self._report(job, result)
         while True:
             try:
@@ -186,6 +193,8 @@ class RoundWork:
 
     def _report(self, job: _Job, result: LocalResult) -> UpdateReport:
         """What is told with the update; of private training no loss, to which no noise is added."""
+        from worker.private_rounds import find_told_epsilon
+
         is_private = job.local.view.config.dp is not None
         return UpdateReport(
             attempt=job.assignment.attempt,
@@ -205,6 +214,8 @@ class RoundWork:
             heartbeat.send()
 
     def _send(self, assignment: Train, local: LocalRun, update: FinishedUpdate, journal: RunJournal) -> None:
+        from worker.private_rounds import find_own_epsilon
+
         path, digest, told = journal.folder / update.file, update.digest, update.report
         if _is_secure(local):
             self._fetch(assignment, local, journal)  # it may be another process that trained

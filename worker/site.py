@@ -5,36 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from shared.algorithms import load_algorithm
 from shared.config import Partition
-from shared.data import fingerprint_of
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DataUnfit, InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.tasks import load_task
-from shared.tasks.base import LoadCall
-from shared.tasks.loading import check_labels, load_examples
-from shared.training.workbench import Workbench
 from worker.disclosure import Disclosures, Question, Rule
 from worker.faults import LocalFault, local_faults
 from worker.policy.check import check_run, find_rule
-from worker.privacy_account import PrivacyAccount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import torch
+
     from shared.config import AnyMetric
     from shared.data import Examples
     from shared.discrepancy import Target
     from shared.schemas import TensorSpec
-    from shared.tasks.base import Split, Task
+    from shared.tasks.base import LoadCall, Split, Task
+    from shared.training.workbench import Workbench
     from worker.policy import Policy, SitePolicy
+    from worker.privacy_account import PrivacyAccount
     from worker.settings import WorkerSettings
 
 __all__ = ["LocalRun", "Site", "first_difference"]
@@ -55,26 +52,38 @@ class LocalRun:
 class Site:
     """Loads on first use, keeps until the run is forgotten; decoded images also in the folder ``cache``.
 
-    All that is kept is kept by run. Runs share whole splits, where their tasks would load the same.
+    All that is kept is kept by run. Runs share whole splits, where their tasks would load the same. PyTorch
+    is imported when the first run is prepared: a site that waits, or declines, does without.
     """
 
     def __init__(
         self,
         settings: WorkerSettings,
         policy: SitePolicy,
-        device: torch.device,
         cache: Path,
         say: Callable[[str], None],
     ) -> None:
         self.settings = settings
         self._policy = policy
-        self.device = device
         self._cache = cache
         self.say = say
         self.disclosures = Disclosures(settings.state)
-        self.account = PrivacyAccount(settings.state)
         self._runs: dict[str, LocalRun] = {}
         self._splits: dict[tuple[str, Split], tuple[LoadCall, Examples]] = {}
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where it trains. Raises InvalidConfiguration if the device that is asked for is not here."""
+        from shared.device import choose, use_threads
+
+        use_threads(self.settings.threads)
+        return choose(self.settings.device, self.settings.precision)
+
+    @cached_property
+    def account(self) -> PrivacyAccount:
+        from worker.privacy_account import PrivacyAccount
+
+        return PrivacyAccount(self.settings.state)
 
     def forget(self, run: str) -> None:
         """Free what only this run needed."""
@@ -93,6 +102,10 @@ class Site:
         """
         self.forget(view.run)  # nothing of an earlier view, which may have been another run of this name
         self.check_policy(view)  # before anything that the run names is imported
+        from shared.tasks.loading import check_labels
+        from shared.training.workbench import Workbench
+
+        device = self.device  # with its number of threads, before anything is computed
         policy = self.policy_for(view)
         task = load_task(self.settings.task, self._options(view), view.classes)
         task.cache, task.on_broken, task.labels = self._cache, policy.on_broken, policy.labels
@@ -103,7 +116,7 @@ class Site:
             algorithm=load_algorithm(view.config.algorithm),
             load=partial(self._load, view, task),
             partition=self.partition_for(view),
-            device=self.device,
+            device=device,
             precision=self.settings.precision,
         )
         if difference := first_difference(workbench.manifest, view.manifest):
@@ -187,6 +200,8 @@ class Site:
 
     def _load(self, view: RunView, task: Task, split: Split) -> Examples:
         """The whole split, loaded once a run: data that change meanwhile count from the next run on."""
+        from shared.tasks.base import LoadCall
+
         key = (view.run, split)
         if key not in self._splits:
             seed = view.config.seed
@@ -200,6 +215,9 @@ class Site:
         return self._splits[key][1]
 
     def _read(self, task: Task, split: Split, seed: int) -> Examples:
+        from shared.data import fingerprint_of
+        from shared.tasks.loading import load_examples
+
         source = self.settings.data
         try:
             return load_examples(task, split, source, seed)
@@ -216,6 +234,8 @@ class Site:
     @local_faults(Doing.LOADING_TRAINING_DATA)
     def find_data_mark(self, local: LocalRun) -> str:
         """Tells the files that lie here now from others, and this site's way of reading them."""
+        from shared.tasks.base import LoadCall
+
         return LoadCall.of(local.task, self._own_split, self.settings.data, local.view.config.seed).digest()
 
     def loaded_data_mark(self, local: LocalRun) -> tuple[str, str]:

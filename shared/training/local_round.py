@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, LocalRound
+from shared.faults import Diverged
 from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.wire.header import DTYPES
@@ -23,20 +24,6 @@ __all__ = ["LOCAL_BUFFERS", "Diverged", "LocalResult", "local_result", "local_ro
 
 LOCAL_BUFFERS = "local_buffers"
 """The group under which a client keeps its running statistics with ``buffers: keep-local``."""
-
-
-class Diverged(ArithmeticError):
-    """A client's loss or parameter is no longer finite; ``detail`` says where, ``hint`` what to do.
-
-    Of the aggregated model the coordinator says ``shared.problems.ModelDiverged``.
-    """
-
-    code = "diverged"
-
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
-        self.hint = "Lower local.learning_rate, or set local.clip_norm."
-        super().__init__(f"{detail} {self.hint}")
 
 
 @dataclass(frozen=True)

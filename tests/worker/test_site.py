@@ -106,7 +106,7 @@ def view(run: str, task: str, classes: tuple[str, ...], **config: Any) -> RunVie
 def site(folder: Path, task: str, told: list[str] | None = None, **more: Any) -> Site:
     given = WorkerSettings(task=task, data=folder / "data", policy=ALONE, **more)
     say = (list[str]() if told is None else told).append
-    return Site(given, load_policy(given), torch.device("cpu"), folder / "cache", say)
+    return Site(given, load_policy(given), folder / "cache", say)
 
 
 @pytest.fixture
