@@ -134,6 +134,8 @@ FOLDER_FAULTS = (
 
 def main() -> None:
     """Entry point; a problem ends with one sentence and exit code 2."""
+    # httpx reads its own command line with it, which imports rich and Pygments: a sixth of `run list`
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     try:
         app()
     except Problem as problem:

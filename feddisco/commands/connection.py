@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from feddisco.flags import add_flags
 from feddisco.settings import CONNECTION, ConsoleSettings
-from server.settings import Settings
 from shared.problems import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from server.settings import Settings
 
 __all__ = ["calls_coordinator", "load_coordinator_settings"]
 
@@ -19,6 +21,8 @@ calls_coordinator = add_flags(ConsoleSettings, *CONNECTION)
 
 def load_coordinator_settings(flags: Mapping[str, Any]) -> Settings:
     """The coordinator's settings: flags that were given, over the environment."""
+    from server.settings import Settings
+
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:

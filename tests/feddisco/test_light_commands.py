@@ -13,7 +13,9 @@ import typer
 from feddisco.main import COMMANDS
 from tests.architecture.sources import ROOT
 
-LIBRARIES = "('torch', 'numpy', 'sqlalchemy', 'fastapi', 'alembic', 'cryptography', 'httpx', 'pydantic')"
+LIBRARIES = (
+    "('torch', 'numpy', 'sqlalchemy', 'fastapi', 'alembic', 'cryptography', 'httpx', 'pydantic', 'pygments')"
+)
 PROGRAM = f"""
 import contextlib, io, sys
 from feddisco.main import main
@@ -40,11 +42,14 @@ def test_a_command_imports_what_it_needs_and_no_more(tmp_path: Path) -> None:
         ["worker", "told", "--state", str(tmp_path)],
         ["runs"],  # no such command: what there is is said from the table
         ["server", "--help"],
-        ["run", "list", "--url", "http://127.0.0.1:1", "--admin-token-file", __file__],
+        *(
+            [*command, "--url", "http://127.0.0.1:1", "--admin-token-file", __file__]
+            for command in (["run", "list"], ["run", "show", "demo"], ["clients", "list"])
+        ),
     ]
     settings = {"pydantic"}
     assert list_imported(*calls)[:4] == [set(), settings, settings, settings]
-    assert list_imported(calls[-1]) == [{"pydantic", "httpx", "numpy"}]
+    assert list_imported(*calls[4:]) == [{"pydantic", "httpx", "numpy"}] * 3
 
 
 @pytest.mark.parametrize("name", COMMANDS)
