@@ -149,7 +149,8 @@ def test_a_new_site_in_five_commands(machine: Callable[[str], Machine], tmp_path
     coordinator.environment["FEDDISCO_URL"] = url
     coordinator.start(serve, "coordinator.log")
     log = wait_for(
-        lambda: "coordinator on" in (text := coordinator.log("coordinator.log")) and text, "it listens"
+        lambda: "fingerprint" in (text := coordinator.log("coordinator.log")) and text,
+        "it says its key",
     )
     (fingerprint,) = re.findall(r"fingerprint \(SHA-256\) is ((?:[0-9A-F]{2}:){31}[0-9A-F]{2})", log)
     assert "Run skin-1 is enrolling" in coordinator.run(create)[0]
