@@ -92,10 +92,10 @@ def create(running: Deployment, run: str, rounds: int, clients: range) -> None:
     running.admin.create(RunRequest(config=config))
 
 
-def measure(folder: Path, *, share: float, rounds: int, repeats: int) -> dict[str, Any]:
-    """``share``: of :data:`MANY`, at least two of each; no browsers where Chromium is missing."""
+def measure(folder: Path, *, share: float, rounds: int, repeats: int, browsers: bool) -> dict[str, Any]:
+    """``share``: of :data:`MANY`, at least two of each; ``browsers`` too, unless Chromium is missing."""
     many = {kind: max(2, round(number * share)) for kind, number in MANY.items()}
-    if find_chromium() is None:
+    if not browsers or find_chromium() is None:
         del many["browsers"]
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
@@ -172,9 +172,18 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the numbers of each load")
     parser.add_argument("--rounds", type=int, default=3, help="that are measured, each time")
     parser.add_argument("--repeats", type=int, default=2, help="of quiet and loaded rounds in turn")
-    chosen = parse(parser, {"share": 0.01, "rounds": 1, "repeats": 1})
+    parser.add_argument(
+        "--browsers", action="store_true", help="also 50 pages in Chromium: some minutes more"
+    )
+    chosen = parse(parser, {"share": 0.01, "rounds": 1, "repeats": 1, "browsers": True})
     print_result(
-        lambda folder: guarded(folder, share=chosen.share, rounds=chosen.rounds, repeats=chosen.repeats)
+        lambda folder: guarded(
+            folder,
+            share=chosen.share,
+            rounds=chosen.rounds,
+            repeats=chosen.repeats,
+            browsers=chosen.browsers,
+        )
     )
 
 
