@@ -21,7 +21,6 @@ from experiments.report import table_rows
 from experiments.reproduce import find_source
 from shared.config import RunConfig
 from shared.files import replace_file
-from simulation.results import Results
 from simulation.sweep import Planned, sweep
 
 __all__ = ["CELLS", "Cell", "compression_page", "main", "measure_update"]
@@ -88,16 +87,8 @@ def planned(cells: Sequence[Cell], data: Path | None) -> Iterator[Planned]:
 
 def curve_of(cell: Cell) -> Curve | None:
     """The curve of a run that is over; None if it is not."""
-    lines = Results(RESULTS / cell.file).lines()
-    if not lines:
-        return None
-    curve = read_curve(RESULTS / cell.file, RunConfig.model_validate(lines[0]["config"]))
-    return curve if curve is not None and len(curve.rounds) == ROUNDS else None
-
-
-def last_rounds(curve: Curve) -> float:
-    """Mean accuracy of the last rounds, in percent."""
-    return 100 * fmean(each.accuracy or 0.0 for each in curve.rounds[-LAST:])
+    curve = read_curve(RESULTS / cell.file)
+    return curve if curve is not None and curve.is_whole else None
 
 
 def measure_update(config: RunConfig) -> int:
@@ -123,7 +114,7 @@ def measure_update(config: RunConfig) -> int:
 
 
 def compression_page() -> str:
-    found = {cell: last_rounds(curve) for cell in CELLS if (curve := curve_of(cell)) is not None}
+    found = {cell: curve.last_accuracy(LAST) for cell in CELLS if (curve := curve_of(cell)) is not None}
     sizes = {mode: measure_update(Cell(mode, 0).config()) for mode in MODES}
     head = [
         "updates",

@@ -149,8 +149,7 @@ def planned(cells: Sequence[Cell], data: Path | None) -> Iterator[Planned]:
 
 
 def curve_of(cell: Cell) -> Curve | None:
-    lines = Results(RESULTS / cell.file).lines()
-    return read_curve(RESULTS / cell.file, RunConfig.model_validate(lines[0]["config"])) if lines else None
+    return read_curve(RESULTS / cell.file)
 
 
 @cache
@@ -170,11 +169,6 @@ def record_changes() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     replace_file(RESULTS / "weights.jsonl", text.encode(), durable=False)
-
-
-def last_rounds(curve: Curve) -> float:
-    """Mean accuracy of the last rounds, in percent."""
-    return 100 * fmean(each.accuracy or 0.0 for each in curve.rounds[-LAST:])
 
 
 def noise_page() -> str:
@@ -202,9 +196,9 @@ def noise_page() -> str:
 def _accuracy_rows(curves: dict[Cell, Curve]) -> Iterator[list[str]]:
     for cell, curve in sorted(curves.items(), key=lambda at: (-(at[0].epsilon or 2), at[0].seed)):
         exact = curves.get(Cell(None, cell.seed))
-        accuracy, changes = last_rounds(curve), ("", "")
+        accuracy, changes = curve.last_accuracy(LAST), ("", "")
         if cell.epsilon is not None and exact is not None:
-            changes = f"{accuracy - last_rounds(exact):+.2f}", f"{100 * _change(curves, cell):.3f}"
+            changes = f"{accuracy - exact.last_accuracy(LAST):+.2f}", f"{100 * _change(curves, cell):.3f}"
         yield [cell.grade.replace("-", " "), str(cell.seed), f"{accuracy:.2f}", *changes]
 
 
@@ -212,13 +206,13 @@ def _verdict(curves: dict[Cell, Curve]) -> str:
     means = []
     for epsilon in (1.0, 0.1):
         pairs = [
-            last_rounds(curves[cell]) - last_rounds(curves[exact])
+            curves[cell].last_accuracy(LAST) - curves[exact].last_accuracy(LAST)
             for cell in curves
             if cell.epsilon == epsilon and (exact := Cell(None, cell.seed)) in curves
         ]
         if pairs:
             means.append(f"epsilon {epsilon:g}: {fmean(pairs):+.2f} over {len(pairs)} seeds")
-    alone = [last_rounds(curve) for cell, curve in curves.items() if cell.epsilon is None]
+    alone = [curve.last_accuracy(LAST) for cell, curve in curves.items() if cell.epsilon is None]
     spread = f"; between seeds, exact runs differ by up to {max(alone) - min(alone):.2f}" if alone else ""
     moved = max((_change(curves, cell) for cell in curves if cell.epsilon == 1.0), default=0.0)
     return (

@@ -24,7 +24,6 @@ from experiments.reproduce import find_source
 from shared.config import RunConfig
 from shared.files import replace_file
 from simulation.kernels import KernelsName
-from simulation.results import Results
 from simulation.sweep import Planned, sweep
 
 __all__ = ["CELLS", "Cell", "main", "privacy_page"]
@@ -102,20 +101,12 @@ def planned(cells: Sequence[Cell], data: Path | None) -> Iterator[Planned]:
 
 def curve_of(cell: Cell) -> Curve | None:
     """The curve of a run that is over; None if it is not."""
-    lines = Results(RESULTS / cell.file).lines()
-    if not lines:
-        return None
-    curve = read_curve(RESULTS / cell.file, RunConfig.model_validate(lines[0]["config"]))
-    return curve if curve is not None and len(curve.rounds) == ROUNDS else None
-
-
-def last_rounds(curve: Curve) -> float:
-    """Mean accuracy of the last rounds, in percent."""
-    return 100 * fmean(each.accuracy or 0.0 for each in curve.rounds[-LAST:])
+    curve = read_curve(RESULTS / cell.file)
+    return curve if curve is not None and curve.is_whole else None
 
 
 def privacy_page() -> str:
-    found = {cell: last_rounds(curve) for cell in CELLS if (curve := curve_of(cell)) is not None}
+    found = {cell: curve.last_accuracy(LAST) for cell in CELLS if (curve := curve_of(cell)) is not None}
     head = ["mode", *(f"{weighting}, seed {seed}" for weighting in WEIGHTINGS for seed in range(SEEDS))]
     rows = [[WORDS[mode], *(_accuracy(found, mode, *column) for column in _columns())] for mode in MODES]
     lines = [

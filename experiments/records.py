@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from shared.config import RunConfig
@@ -51,6 +52,15 @@ class Curve:
         """Only the first ``rounds`` of it."""
         return replace(self, rounds=self.rounds[:rounds])
 
+    @property
+    def is_whole(self) -> bool:
+        """The run has all of its rounds."""
+        return len(self.rounds) == self.config.rounds
+
+    def last_accuracy(self, rounds: int) -> float:
+        """The mean of the last ``rounds``, in percent."""
+        return 100 * fmean(each.accuracy or 0.0 for each in self.rounds[-rounds:])
+
 
 def publish(source: Path, target: Path) -> int:
     """Write the compact form of a simulation's result file, unless ``target`` has as many rounds already.
@@ -67,8 +77,8 @@ def publish(source: Path, target: Path) -> int:
     return here
 
 
-def read_curve(path: Path, config: RunConfig) -> Curve | None:
-    """A committed result; None if there is none.
+def read_curve(path: Path, config: RunConfig | None = None) -> Curve | None:
+    """A committed result, which is to be of ``config`` if that is given; None if there is none.
 
     Raises:
         InvalidConfiguration: the file holds the results of another configuration.
@@ -78,7 +88,7 @@ def read_curve(path: Path, config: RunConfig) -> Curve | None:
         return None
     header = lines[0]
     ran = RunConfig.model_validate(header["config"])
-    if not same_results(ran.model_copy(update={"name": config.name}), config):
+    if config is not None and not same_results(ran.model_copy(update={"name": config.name}), config):
         raise InvalidConfiguration(
             f"{path} holds the results of another configuration than the table's.",
             hint="The table was changed after the run: remove the file to run it anew.",

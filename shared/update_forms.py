@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared import wire
-from shared.wire.packing import PackedForm, packed_layout
+from shared.wire.packing import PackedForm
 
 if TYPE_CHECKING:
     from shared.algorithms.base import Algorithm
@@ -32,5 +32,5 @@ def find_form(config: RunConfig, manifest: Sequence[TensorSpec]) -> PackedForm |
     if config.compression is None:
         return None
     form = PackedForm(config.compression, whole_layout(config, load_algorithm(config.algorithm), manifest))
-    packed_layout(form.whole, form.compression)  # says what is wrong now, not at the first upload
+    _ = form.layout  # says what is wrong now, not at the first upload
     return form

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.browsers import find_chromium
 from tests.browser import seed
 from tests.browser.fonts import FONTS, write_fontconfig
 from tests.browser.serving import Served, prepare_coordinator, serve
@@ -40,7 +40,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     Not for the session: while Playwright runs, its event loop runs too, and no other test could start one.
     """
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = find_chromium()
     if path is None:
         pytest.skip("no chromium on PATH (Debian: apt-get install chromium)")
     with sync_api.sync_playwright() as playwright, ExitStack() as stack:
