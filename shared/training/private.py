@@ -135,9 +135,18 @@ class PrivateGradients:
 
 def _add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], clip: float) -> None:
     """Add each example's gradient, no longer than ``clip`` whatever it is: no number counts as 0."""
-    finite = {name: torch.nan_to_num(each, 0.0, 0.0, 0.0) for name, each in gradients.items()}
-    squares = sum(each.double().flatten(1).square().sum(1) for each in finite.values())
-    length = torch.sqrt(torch.as_tensor(squares))
+    length = _lengths(gradients)
+    if not torch.isfinite(length).all():
+        gradients = {name: torch.nan_to_num(each, 0.0, 0.0, 0.0) for name, each in gradients.items()}
+        length = _lengths(gradients)
     factors = torch.clamp(clip * _BELOW / length.clamp(min=1e-30), max=1.0)
-    for name, each in finite.items():
+    for name, each in gradients.items():
         sums[name] += torch.einsum("i,i...->...", factors.to(each.dtype), each)
+
+
+def _lengths(gradients: dict[str, Tensor]) -> Tensor:
+    """The Euclidean length of each example's whole gradient, float64, summed in one pass without a copy."""
+    rows = (each.reshape(len(each), -1) for each in gradients.values())
+    parts = [torch.linalg.vector_norm(row, dim=1, dtype=torch.float64) for row in rows]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return whole
