@@ -14,12 +14,13 @@ class Model(nn.Module):
 
     ``takes`` says what the inputs are: images (B, C, H, W), any measured numbers (B, ...), or texts as
     token numbers (B, tokens). Subclasses are made from the number of classes and the shape of one input,
-    and raise InvalidConfiguration for inputs that they can't take. ``one_by_one`` says whether each example's
-    own gradient can be had, which ``dp`` needs.
+    and raise InvalidConfiguration for inputs that they can't take. ``gradients_at_once`` says
+    whether torch.func.vmap goes through it, so that ``dp`` makes the gradients of single examples together;
+    otherwise it makes one after another.
     """
 
     takes: ClassVar[Literal["images", "numbers", "texts"]]
-    one_by_one: bool = True
+    gradients_at_once: bool = True
     features: nn.Module
     classifier: nn.Module
 

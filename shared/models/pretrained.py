@@ -144,7 +144,7 @@ class PretrainedModel(Model):
         marker = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.register_parameter(f"base_sha256_{digest}", marker)
         self._hidden = [] if lora is None else _adapt(whole, lora)
-        self.one_by_one = kind == "images"  # transformers looks at the values of a text's mask
+        self.gradients_at_once = kind == "images"  # transformers looks at the values of a text's mask
         self.features = Features(whole, kind, pad)
         self.classifier = head
 

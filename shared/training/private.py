@@ -17,7 +17,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -51,6 +52,10 @@ class PrivateRound:
 def seeded_key(seed: int, round: int, index: int) -> bytes:
     """The key of a simulated client: whoever knows the run's seed knows its noise."""
     return hashlib.sha256(f"private training, {seed}, {round}, {index}".encode()).digest()
+
+
+_Each = Callable[..., Any]
+"""Of (parameters, inputs, targets): gradients by name and losses, of one example or stacked."""
 
 
 class NoiseStream:
@@ -107,11 +112,16 @@ class PrivateGradients:
         self._deviation = private.spending.noise_multiplier * private.clip
         self._expected = private.spending.rate * examples
         self._numbers = sum(parameter.numel() for parameter in parameters)
+        self._each: _Each
 
         def lose(values: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
             return loss(functional_call(model, values, (one.unsqueeze(0),)), target.unsqueeze(0))
 
-        self._each = vmap(grad_and_value(lose), in_dims=(None, 0, 0), randomness="different")
+        each = grad_and_value(lose)
+        if getattr(model, "gradients_at_once", True):
+            self._each = vmap(each, in_dims=(None, 0, 0), randomness="different")
+        else:
+            self._each = partial(_one_after_another, each)
 
     def fill(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """One sample; returns its mean loss, which no noise hides (None: nothing was drawn)."""
@@ -131,6 +141,15 @@ class PrivateGradients:
     @property
     def _chunk(self) -> int:
         return max(1, _MOST_NUMBERS // self._numbers)
+
+
+def _one_after_another(
+    each: _Each, values: dict[str, Tensor], inputs: Tensor, targets: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Like ``vmap(each)``, for models whose code looks at values, as those of transformers do at masks."""
+    made = [each(values, one, target) for one, target in zip(inputs, targets, strict=True)]
+    gradients = {name: torch.stack([found[name] for found, _ in made]) for name in values}
+    return gradients, torch.stack([lost for _, lost in made])
 
 
 def _add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], clip: float) -> None:

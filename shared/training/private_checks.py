@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from shared.algorithms.base import Algorithm
-from shared.models.base import Model
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ def check_private_model(config: RunConfig, model: nn.Module) -> None:
     """Raise :class:`InvalidConfiguration` if a model ties the examples of a batch to one another."""
     if config.dp is None:
         return
-    if isinstance(model, Model) and not model.one_by_one:
-        raise InvalidConfiguration(
-            f"dp: the model of {config.task} does not give the gradient of each example by itself",
-            hint="textcnn (tasks csv and ag-news) and the task hf-image go with `dp`.",
-        )
     for reason in _list_ties(model):
         raise InvalidConfiguration(
             f"dp: the model {config.model or 'of the task'} has {reason}",

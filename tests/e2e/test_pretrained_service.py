@@ -89,6 +89,18 @@ def test_adapters_alone_travel_and_the_model_is_the_simulations(
     assert max(sent["adapters"]) < 0.3 * min(sent["whole"])
 
 
+def test_adapters_are_summed_under_masks_and_the_model_is_the_simulations(
+    system: Deployment, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config("masked", LORA) | {"secure": {"bits": 32}, "rounds": 2}
+    create(system, config)
+    assert system.digest("masked") == simulated(config, folder, tmp_path, monkeypatch)
+    rows = [row for round in system.rounds("masked") if round.round for row in round.ledger]
+    numbers = 2 * (4 * 64 + 2 * 96) * 4 + 64 * 4 + 66
+    assert {row.status for row in rows} == {"aggregated"}
+    assert all(row.bytes and 4 * numbers < row.bytes < 4 * numbers + 8192 for row in rows)
+
+
 def test_a_site_with_another_base_takes_no_part(system: Deployment, folder: Path) -> None:
     other = folder / "other-models"
     shutil.copytree(folder / "models", other)

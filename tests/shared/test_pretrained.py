@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional
 
 import feddisco
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.tasks import base_of, load_task
+from shared.training.accountant import Spending
+from shared.training.private import KEY_BYTES, NoiseStream, PrivateGradients, PrivateRound
 from shared.wire.tensors import manifest_of
 from tests.helpers.tiny_transformers import make_text_base, make_vit_base, write_texts
 
@@ -204,12 +207,33 @@ def test_three_clients_learn_images_also_with_noise(tmp_path: Path) -> None:
     assert math.isfinite(feddisco.simulate(noised, data=tmp_path).rounds["loss"].iloc[-1])
 
 
-def test_texts_are_not_trained_with_noise(tmp_path: Path) -> None:
-    write_texts(tmp_path, examples=60)
-    local = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
-    config = run_of(text_task(lora=LORA), dp={"epsilon": 50, "delta": 1e-3, "clip": 1}, local=local)
-    with pytest.raises(InvalidConfiguration, match="dp: the model of hf-text does not give"):
-        feddisco.simulate(config, data=tmp_path)
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_the_gradients_of_single_texts_are_clipped_as_autograd_has_them(lora: dict[str, int] | None) -> None:
+    model = text_task(lora=lora).build_model(None, seed=1).eval()
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    texts = torch.tensor([[2, 10, 4, 3, 0, 0, 0], [2, 5, 6, 7, 8, 9, 3], [2, 9, 3, 0, 0, 0, 0]])
+    moods, clip, expected = torch.tensor([0, 1, 1]), 0.5, [torch.zeros_like(each) for each in parameters]
+    for text, mood in zip(texts, moods, strict=True):
+        lost = functional.cross_entropy(model(text[text != 0][None]), mood[None])  # without its padding
+        own = torch.autograd.grad(lost, parameters)
+        length = float(torch.cat([each.flatten() for each in own]).norm())
+        for total, each in zip(expected, own, strict=True):
+            total += each * min(1.0, clip / length)
+    round = PrivateRound(Spending(1e-30, 1.0, 1), clip, bytes(KEY_BYTES))
+    stream = NoiseStream(round.key)
+    gradients = PrivateGradients(model, parameters, functional.cross_entropy, round, stream, len(texts))
+    gradients.fill(texts, moods)
+    for parameter, total in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, total / len(texts), atol=1e-5, rtol=1e-3)
+
+
+def test_adapters_are_trained_with_noise_and_learn_by_secure_sums(tmp_path: Path) -> None:
+    write_texts(tmp_path, examples=120)
+    task, local = text_task(lora=LORA), {"steps": 1, "batch_size": 2, "learning_rate": 0.05}
+    noised = run_of(task, rounds=1, local=local, dp={"epsilon": 50, "delta": 1e-3, "clip": 1})
+    assert math.isfinite(feddisco.simulate(noised, data=tmp_path).rounds["loss"].iloc[-1])
+    summed = feddisco.simulate(run_of(task, rounds=2, secure={}), data=tmp_path)
+    assert summed.rounds["accuracy"].iloc[-1] > 0.7
 
 
 def test_a_model_on_another_base_is_refused(tmp_path: Path, models: Path) -> None:
