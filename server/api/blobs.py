@@ -18,7 +18,7 @@ from server.blobs.cache import BLOB_BYTES
 from server.coordinator import Coordinator as Parts
 from server.web.ranges import choose_range
 from server.web.read_notes import Note
-from server.web.security import KnownClient, Person, check_right
+from server.web.security import KnownClient, Person
 from shared.problems import DigestMismatch, Forbidden, StorageUnavailable
 from shared.schemas import UserRole
 from shared.wire.digests import format_content_digest
@@ -46,7 +46,7 @@ async def download(
     file. Takes Range and If-None-Match."""
     client = owner.client if isinstance(owner, KnownClient) else None
     if isinstance(owner, Person):
-        await _check_person(coordinator, owner, sha256)
+        await _check_person(coordinator, owner, sha256, request)
     headers = _name_file(sha256)
     blob, size = await _find(coordinator, sha256, client)
     with contextlib.ExitStack() as unless_streamed:  # closes the file
@@ -91,15 +91,15 @@ def answer_from_memory(coordinator: Parts, client: str, digest: str) -> Response
     return Response(blob, 200, _name_file(digest) | _describe(digest, 0, size, size, 200), MEDIA_TYPE)
 
 
-async def _check_person(coordinator: Coordinator, person: Person, digest: str) -> None:
-    """An operator of some runs gets their models; what any operator gets is noted, and whose it is."""
+async def _check_person(coordinator: Coordinator, person: Person, digest: str, request: Request) -> None:
+    """An operator of some runs gets their models; what is read is noted with whose it is, and who was refused."""
     threads, store = coordinator.threads, coordinator.store
     if not person.may(UserRole.OPERATOR, None):
         runs = person.runs or frozenset()
         if not person.role.includes(UserRole.OPERATOR) or not await threads.run(
             store.is_model_of, runs, digest
         ):
-            check_right(person, UserRole.OPERATOR, None)
+            await coordinator.read_notes.require_right(person, UserRole.OPERATOR, None, request)
     of = await threads.run(store.client_of_update, digest)
     run, client = of if of is not None else (None, None)
     note = Note("read", person.actor, "/api/v1/blobs/{sha256}", run, client, (("digest", digest),))

@@ -18,7 +18,7 @@ from server.web.security import (
     KnownClient,
     Owner,
     Person,
-    check_right,
+    Visit,
     is_local,
     make_key,
     read_bearer,
@@ -62,7 +62,14 @@ async def _require_role(coordinator: Parts, request: Request, role: UserRole) ->
     """The actor, if it has the role on the run of the address, or on all where there is none."""
     run = request.path_params.get("run")
     owner = await coordinator.guard.identify(read_bearer(request.headers.get("authorization")))
-    return (await coordinator.read_notes.require_right(owner, role, run, request)).actor
+    person = await coordinator.read_notes.require_right(owner, role, run, request)
+    await _note_read(coordinator, person, request)
+    return person.actor
+
+
+async def _note_read(coordinator: Parts, person: Person, request: Request) -> None:
+    if (note := describe_read(person, request)) is not None:
+        await coordinator.read_notes.add(note)
 
 
 async def _require_admin(coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _ADMIN]) -> str:
@@ -111,8 +118,7 @@ async def _admit_reader(coordinator: Parts, request: Request, owner: Owner, aski
             raise Forbidden(
                 f"{owner.actor} may not read run {run[:63]!r}", hint="Ask an admin for the right."
             )
-        if (note := describe_read(owner, request)) is not None:
-            await coordinator.read_notes.add(note)
+        await _note_read(coordinator, owner, request)
     return owner
 
 
@@ -135,18 +141,32 @@ async def _find_scope(owner: Annotated[Owner, Depends(_require_reader)]) -> froz
     return owner.runs if isinstance(owner, Person) else None
 
 
+async def _find_visit(coordinator: Parts, request: Request, asking: Asking) -> Visit:
+    try:
+        return await coordinator.guard.require_viewer(asking)
+    except Forbidden:
+        client = await coordinator.guard.require_reader(asking)
+        await coordinator.read_notes.add(describe_refusal(client, request))
+        raise
+
+
 async def _require_viewer(
     coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
 ) -> Person:
     asking = _describe_asking(coordinator, request)
-    visit = await coordinator.guard.require_viewer(asking)
+    visit = await _find_visit(coordinator, request, asking)
     await _admit_reader(coordinator, request, visit.person, asking)
     request.state.visit = visit
     return visit.person
 
 
-async def _require_viewer_of_all(person: Annotated[Person, Depends(_require_viewer)]) -> None:
-    check_right(person, UserRole.VIEWER, None)
+async def _require_viewer_of_all(
+    coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
+) -> None:
+    asking = _describe_asking(coordinator, request)
+    person = (await _find_visit(coordinator, request, asking)).person
+    await coordinator.read_notes.require_right(person, UserRole.VIEWER, None, request)
+    await _admit_reader(coordinator, request, person, asking)
 
 
 Admin = Annotated[str, Depends(_require_admin)]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -17,7 +18,7 @@ from feddisco.audit import verify_audit_file
 from server.database.audit_log import FIRST, check_chain, hash_entry
 from server.database.session import make_engine
 from server.database.tables import audit_log
-from tests.helpers.live_coordinator import Live, live
+from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 VIEWER = "viewer-token-of-the-tests"
 
@@ -160,3 +161,47 @@ def test_an_exported_file_is_verified(at: Live, tmp_path: Path) -> None:
     assert verify_audit_file(file, None)[0] == [], "that the newest is missing, a chain cannot tell"
     (fault,) = verify_audit_file(file, hash_entry(whole[-1]))[0]
     assert "the newest are missing" in fault
+
+
+def test_whoever_reads_of_clients_is_entered_by_each_way_and_so_is_who_was_refused(at: Live) -> None:
+    """The lists of clients and of join codes name them, too; a refusal is one at every door."""
+    at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
+    (site,) = enrolled(at, [10])
+    assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+    update = at.admin.get("/runs/demo/rounds/1").json()["ledger"][0]["update"]
+
+    def person(name: str, **more: Any) -> httpx.Client:
+        return at.http(at.admin.post("/users", json={"name": name, **more}).json()["token"])
+
+    olga, vera = person("olga", role="operator"), person("vera", role="viewer")
+    lisa = person("lisa", role="operator", runs=["other"])
+    known = len(lines(at))
+    tried = (
+        (olga, ("/clients", "/join-tokens", f"/blobs/{update}"), 200),
+        (vera, ("/clients", "/join-tokens", f"/blobs/{update}"), 403),
+        (lisa, ("/deletions", "/runs/demo", f"/blobs/{update}", f"{at.url}/metrics"), 403),
+        (site.http, ("/deletions", "/clients", f"{at.url}/clients", f"{at.url}/runs/demo"), 403),
+    )
+    for http, paths, status in tried:
+        assert [http.get(path).status_code for path in paths] == [status] * len(paths)
+    found = [
+        (entry["actor"], entry["action"], entry["detail"]["address"], entry["run"], entry["client"])
+        for entry in entries(at)[known:]
+    ]
+    api, blob = "/api/v1", "/api/v1/blobs/{sha256}"
+    assert found == [
+        ("user:olga", "read", f"{api}/clients", None, None),
+        ("user:olga", "read", f"{api}/join-tokens", None, None),
+        ("user:olga", "read", blob, "demo", "site-0"),
+        ("user:vera", "refused", f"GET {api}/clients", None, None),
+        ("user:vera", "refused", f"GET {api}/join-tokens", None, None),
+        ("user:vera", "refused", f"GET {blob}", None, None),
+        ("user:lisa", "refused", f"GET {api}/deletions", None, None),
+        ("user:lisa", "refused", f"GET {api}/runs/{{run}}", "demo", None),
+        ("user:lisa", "refused", f"GET {blob}", None, None),
+        ("user:lisa", "refused", "GET /metrics", None, None),
+        ("site-0", "refused", f"GET {api}/deletions", None, None),
+        ("site-0", "refused", f"GET {api}/clients", None, None),
+        ("site-0", "refused", "GET /clients", None, None),
+        ("site-0", "refused", "GET /runs/{run}", "demo", None),
+    ]
