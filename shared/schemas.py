@@ -7,7 +7,7 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from shared.config import RunConfig
@@ -31,8 +31,13 @@ FaultWord = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+"""Also in digits, as in an address."""
+JsonCount = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+"""``true`` and ``"100"`` are no numbers of anything."""
+JsonNumber = Annotated[float, Field(strict=True)]
+JsonShare = Annotated[float, Field(strict=True, ge=0, le=1)]
 LeftOutCounts = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[a-z-]{1,30}$")], Count],
+    dict[Annotated[str, Field(pattern=r"^[a-z-]{1,30}$")], JsonCount],
     Field(max_length=30, description="by shared.left_out.Reason, or a newer program's word"),
 ]
 
@@ -462,11 +467,11 @@ class Progress(Body):
     """A heartbeat of local training."""
 
     attempt: int = Field(ge=1, le=2**31)
-    epoch: Count = 0
-    epochs: Count = 0
-    step: Count = 0
-    steps: Count = 0
-    loss: float | None = None
+    epoch: JsonCount = 0
+    epochs: JsonCount = 0
+    step: JsonCount = 0
+    steps: JsonCount = 0
+    loss: JsonNumber | None = None
 
 
 class LedgerRow(View):
@@ -516,20 +521,20 @@ class LedgerRow(View):
 class ShadowScore(Body):
     """As :class:`Metrics`, of the model of a shadow."""
 
-    loss: float | None = Field(description="None: infinite or not a number, the model has diverged")
-    accuracy: float | None = Field(None, ge=0, le=1)
-    extra: dict[Name, float] = Field(default_factory=dict)
+    loss: JsonNumber | None = Field(description="None: infinite or not a number, the model has diverged")
+    accuracy: JsonShare | None = None
+    extra: dict[Name, JsonNumber] = Field(default_factory=dict)
 
 
 class Metrics(Body):
     """Result of scoring a global model; shares and accuracies from 0 to 1."""
 
-    loss: float | None = Field(description="None: infinite or not a number, the model has diverged")
-    accuracy: float | None = Field(None, ge=0, le=1)
-    examples: int = Field(ge=1, le=2**53)
-    per_category: dict[Name, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
-    extra: dict[Name, float] = Field(default_factory=dict)
-    confusion: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...] | None = Field(
+    loss: JsonNumber | None = Field(description="None: infinite or not a number, the model has diverged")
+    accuracy: JsonShare | None = None
+    examples: int = Field(ge=1, le=2**53, strict=True)
+    per_category: dict[Name, JsonShare] = Field(default_factory=dict)
+    extra: dict[Name, JsonNumber] = Field(default_factory=dict)
+    confusion: tuple[tuple[JsonShare, ...], ...] | None = Field(
         None,
         max_length=1000,
         description="row i, column j: the share of class i's examples that the model takes for class j",
@@ -675,9 +680,9 @@ class EventView(View):
 class EnrolmentRequest(Body):
     role: Role = Role.TRAINER
     task: Name
-    examples: int = Field(ge=0, le=2**53)
+    examples: JsonCount
     classes: tuple[Name, ...] = Field(description="the class contract, in order")
-    index: int | None = Field(None, ge=0, le=1_000_000)
+    index: int | None = Field(None, ge=0, le=1_000_000, strict=True)
     device: Annotated[str, Field(max_length=100)] = "cpu"
     left_out: LeftOutCounts | None = Field(
         None, description="what the client's data hold beside the examples: numbers by reason"
@@ -701,16 +706,22 @@ class ApprovalRequest(Body):
     examples: int = Field(ge=1, le=2**53, description="the size that is approved, as the client declares it")
 
 
+def _check_number(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, str) and value != "Infinity"):
+        raise PydanticCustomError("number", 'a number, or "Infinity"')
+    return value
+
+
 class DiscrepancySubmission(BaseModel):
     """``d_k``, once. Infinity (the string "Infinity") where the client owns a class of target share 0."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     metric: AnyMetric
-    value: float = Field(ge=0)
+    value: Annotated[float, BeforeValidator(_check_number)] = Field(ge=0)
     grade: Grade | None = Field(
         None, description="exact, or noised at the site; None: the client does not say"
     )
-    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, description="of the noise")
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, strict=True, description="of the noise")
 
 
 # ---------------------------------------------------------------- assignments

@@ -89,7 +89,8 @@ class Intake:
 
         Raises:
             UpdateRefused: the round does not wait for it, or has another update of this client.
-            InvalidRequest: it was trained on another number of examples than the client enrolled with.
+            InvalidRequest: it was trained on another number of examples than the client enrolled with, or for
+                another number of steps than the run asks for, where the algorithm divides by them.
             QuotaExceeded: there is no room for it.
         """
         state = self.store.run_state(offer.run)
@@ -108,6 +109,8 @@ class Intake:
                 now=offer.report.examples,
                 enrolled=enrolled.examples,
             )
+        if enrolled is not None and enrolled.index is not None:
+            _check_steps(offer, enrolled.index)
         self.space.check(offer.run, offer.announced_bytes or self.limit_bytes(offer))
         return None
 
@@ -254,3 +257,20 @@ class Intake:
         """The client gives this attempt up; the round goes on for the others."""
         event = FailureReported(client, round, failure.attempt, failure.reason)
         self.runner.commit(run, event, actor=client, facts=FailureFacts(failure.code))
+
+
+def _check_steps(offer: Offer, index: int) -> None:
+    """Before the body comes: both numbers follow from the run's configuration and the size."""
+    plan = offer.layout.steps
+    if plan is None:
+        return
+    asked, taken = plan(offer.report.examples, index, offer.round), offer.report.steps
+    if taken not in asked:
+        most = asked.stop - 1
+        raise InvalidRequest(
+            f"the update was trained for {taken} steps, but {offer.report.examples} examples make {most} in "
+            f"round {offer.round}, and the algorithm divides by them",
+            hint="Train as the run's configuration says (local), and say how many steps that took.",
+            steps=taken,
+            planned=most,
+        )

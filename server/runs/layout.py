@@ -30,7 +30,8 @@ class RunLayout:
 
     ``max_bytes``: the tensors' own bytes and an allowance for the file's header. ``packed`` says what
     the updates of a run with compression stand for (None: they arrive whole), ``totals`` are the tensors of
-    round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear).
+    round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear). ``steps`` are those
+    that a client can have taken, by its examples, its index and the round (None: they make no difference).
     """
 
     task: str
@@ -43,6 +44,7 @@ class RunLayout:
     parameters: tuple[TensorSpec, ...]
     packed: PackedForm | None = None
     totals: Layout | None = None
+    steps: Callable[[int, int, int], range] | None = None
 
     def tensors_of(self, round: int) -> Layout:
         """Of an update of this round."""
@@ -68,7 +70,29 @@ def layout_of(run: RunView) -> RunLayout:
         parameters=tuple(spec for spec in run.manifest if spec.kind is TensorKind.PARAMETER),
         packed=packed,
         totals=None if config.secure is None else sum_layout(config, totals_length(config, len(run.classes))),
+        steps=_plan_steps(config),
     )
+
+
+def _plan_steps(config: RunConfig) -> Callable[[int, int, int], range] | None:
+    """Where an algorithm divides by the steps that clients say they took, a false number would bend it."""
+    from shared.algorithms import load_algorithm
+    from shared.training.batches import planned_steps
+
+    algorithm = load_algorithm(config.algorithm)
+    if not algorithm.divides_by_steps or config.secure is not None:
+        return None
+
+    def plan(examples: int, index: int, round: int) -> range:
+        if not algorithm.trains(round):
+            return range(1)
+        # with batch normalisation, of which nothing is known here, a last batch of one is joined to another
+        least, most = (
+            planned_steps(config.local, examples, config.seed, round, index, smallest) for smallest in (2, 1)
+        )
+        return range(least, most + 1)
+
+    return plan
 
 
 def update_tensors(config: RunConfig, manifest: Sequence[TensorSpec]) -> Layout:

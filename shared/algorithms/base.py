@@ -276,6 +276,11 @@ class Algorithm(Generic[P]):
         """What a client's displacement is divided by before it is summed by weight (FedNova's ``|a_k|``)."""
         return 1.0
 
+    @property
+    def divides_by_steps(self) -> bool:
+        """Whether :meth:`norm` depends on the steps, of which each client says how many it took."""
+        return type(self).norm is not Algorithm.norm
+
     # ------------------------------------------------------------ server half
 
     def combine(self, server: ServerRound) -> Combined:

@@ -38,6 +38,10 @@ class FedProx(Algorithm[FedProxParameters]):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - local.start[name], alpha=self.parameters.mu)
 
+    @property
+    def divides_by_steps(self) -> bool:
+        return self.parameters.normalised
+
     def norm(self, steps: int, learning_rate: float, momentum: float) -> float:
         if not self.parameters.normalised:
             return 1.0

@@ -7,12 +7,14 @@ somebody's own, which is imported where rounds are aggregated, and nowhere else.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
+from shared.problems import InvalidConfiguration
 from shared.weightings.base import (
     Contribution,
     LedgerEntry,
@@ -103,12 +105,24 @@ def weigh(weighting: Weighting, arrived: Sequence[Contribution], round: Weightin
     """The round's weights: a row for each update that arrived, by index, also for those not taken.
 
     ``round.taken`` are those of :func:`find_taken`. The one function that coordinator and simulation call.
+
+    Raises InvalidConfiguration for a weight below 0 or none that is a number: it would turn an update round.
     """
     weighed = weighting.weigh(round) if round.taken else Weighed([], memory=round.memory)
+    _check_weights(weighed.rows)
     by_index = {entry.index: entry for entry in weighed.rows}
     rows = sorted(arrived, key=lambda row: row.index)
     entries = [by_index.get(row.index) or _exclude(weighting, row) for row in rows]
     return Weighed(entries, weighed.memory, weighed.adjustment)
+
+
+def _check_weights(rows: Sequence[LedgerEntry]) -> None:
+    for row in rows:
+        if not 0 <= row.weight < math.inf:
+            raise InvalidConfiguration(
+                f"the weighting gives client {row.index} the weight {row.weight:g}",
+                hint="A weight is 0 or more: look at the weighting, and at what the round's clients declare.",
+            )
 
 
 def find_taken(weighting: Weighting, arrived: Sequence[Contribution]) -> list[Contribution]:
@@ -128,7 +142,7 @@ def find_refusal(weighting: Weighting, row: Contribution) -> str | None:
         Need.END_LOSS: (row.end_loss, "its loss of the model that it sent is missing or not finite"),
     }
     missing = [why for need, (value, why) in known.items() if need in weighting.needs and value is None]
-    return missing[0] if missing else None
+    return missing[0] if missing else weighting.find_refusal(row)
 
 
 def _exclude(weighting: Weighting, row: Contribution) -> LedgerEntry:

@@ -299,6 +299,10 @@ class Weighting(Frozen):
         """What a client's weight is in proportion to, as it computes it itself; 0 or more."""
         raise NotImplementedError
 
+    def find_refusal(self, row: Contribution) -> str | None:
+        """Why what a client tells, all of which is there, cannot be taken; None if it can."""
+        return None
+
     def weigh(self, round: WeightingRound) -> Weighed:
         """The weights of those taken, 0 or more; they sum to one, or all are 0 if nobody can have one."""
         raise NotImplementedError

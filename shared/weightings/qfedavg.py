@@ -10,6 +10,7 @@ from pydantic import Field
 
 from shared.weightings.base import (
     Adjustment,
+    Contribution,
     Need,
     Weighed,
     Weighting,
@@ -44,6 +45,11 @@ class QFedAvgWeighting(Weighting):
     q: float = Field(
         1.0, ge=0, le=20, description="how much more a client with a higher loss counts; 0: sizes"
     )
+
+    def find_refusal(self, row: Contribution) -> str | None:
+        """F_k^q is a weight of a loss of 0 or more only; below, it would turn the update round."""
+        below = row.start_loss is not None and row.start_loss < 0
+        return "its loss of the model that it received is below 0" if below else None
 
     def weigh(self, round: WeightingRound) -> Weighed:
         losses = np.array([row.start_loss for row in round.taken], dtype=np.float64)
