@@ -92,7 +92,7 @@ def answer_from_memory(coordinator: Parts, client: str, digest: str) -> Response
 
 
 async def _check_person(coordinator: Coordinator, person: Person, digest: str, request: Request) -> None:
-    """An operator of some runs gets their models; what is read is noted with whose it is, who is refused too."""
+    """An operator of some runs gets their models; noted are who reads whose file, and who is refused."""
     threads, store = coordinator.threads, coordinator.store
     if not person.may(UserRole.OPERATOR, None):
         runs = person.runs or frozenset()
