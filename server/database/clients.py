@@ -19,6 +19,7 @@ from shared.schemas import ClientView, EnrolmentStatus, RunStatus
 
 __all__ = [
     "find_by_token_hash",
+    "find_free_name",
     "find_registered",
     "find_token_hash",
     "list_clients",
@@ -151,9 +152,19 @@ def find_registered(connection: Reading, name: str | None, token_hash: str) -> s
 
 
 def _next_name(connection: Reading) -> str:
-    taken = connection.select(sa.select(clients.c.client).where(clients.c.client.like("client-%"))).scalars()
-    numbers = [int(match[1]) for name in taken if (match := re.fullmatch(r"client-(\d{1,15})", name))]
-    return f"client-{max(numbers, default=0) + 1}"
+    return find_free_name(connection, "client-")
+
+
+def find_free_name(connection: Reading, prefix: str) -> str:
+    """The prefix with the number after the largest one in use; somebody may have taken any of these names."""
+    taken = set(
+        connection.select(sa.select(clients.c.client).where(clients.c.client.like(f"{prefix}%"))).scalars()
+    )
+    numbers = (match[1] for name in taken if (match := re.fullmatch(rf"{prefix}(\d{{1,9}})", name)))
+    number = max(map(int, numbers), default=0) + 1
+    while f"{prefix}{number}" in taken:  # beyond nine digits
+        number += 1
+    return f"{prefix}{number}"
 
 
 def find_by_token_hash(connection: Reading, token_hash: str) -> ClientView | None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.clients import find_free_name
 from server.database.events import add_events
+from server.database.join_tokens import ERASED
 from server.database.session import Reading, Writing
 from server.database.tables import (
     clients,
@@ -30,7 +32,7 @@ from shared.schemas import ParticipantStatus, RoundStatus
 
 __all__ = ["PREFIX", "OpenUpdate", "erase", "list_open_updates"]
 
-PREFIX = "erased-"
+PREFIX = ERASED
 _ITS_OWN = ("detail", "fingerprint", "group", "name", "reason", "version")
 """Details of an event about a client that are, or may hold, its own words."""
 _TOLD_AT_ENROLMENT = (
@@ -108,11 +110,7 @@ def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
         raise NotFound(
             f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
         )
-    taken = connection.select(
-        sa.select(clients.c.client).where(clients.c.client.like(f"{PREFIX}%"))
-    ).scalars()
-    numbers = [int(found[1]) for each in taken if (found := re.fullmatch(rf"{PREFIX}(\d{{1,15}})", each))]
-    name = f"{PREFIX}{max(numbers, default=0) + 1}"
+    name = find_free_name(connection, PREFIX)
     values = {
         "client": name,
         "token_hash": secrets.token_hex(32),  # of no token

@@ -15,6 +15,7 @@ from shared.problems import NameTaken, NotFound, WrongToken
 
 __all__ = [
     "ANY_CLIENT",
+    "ERASED",
     "ClientGrant",
     "JoinTokenRow",
     "add_join_token",
@@ -31,6 +32,8 @@ __all__ = [
 
 RESERVED = frozenset({"admin", "anybody", "coordinator", "viewer"})
 """Actors in the logs: no client may be taken for one of them."""
+ERASED = "erased-"
+"""How names begin of those who were erased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def _check_free(connection: Reading, name: str, now: dt.datetime) -> None:
 def is_name_kept(connection: Reading, name: str, now: dt.datetime) -> bool:
     """Whether nobody else may register this name: a usable join token is for it, or the logs have a use for
     it."""
-    if name in RESERVED:
+    if name in RESERVED or name.startswith(ERASED):
         return True
     kept = sa.select(join_tokens.c.id).where(join_tokens.c.name == name, *_usable(now)).limit(1)
     return connection.select(kept).scalar() is not None

@@ -214,6 +214,19 @@ def test_join_tokens_count_expire_and_are_revoked(at: Live) -> None:
     assert not any("token" in row for row in listed)
 
 
+def test_names_that_are_made_are_free_whatever_names_others_have_chosen(at: Live) -> None:
+    """Of a taken number of 15 digits the next one was made again and again, for ever."""
+
+    def join(**body: str) -> str:
+        answer = at.http(JOIN).post("/clients", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["client"])
+
+    for longest in ("client-" + "9" * 15, "client-" + "9" * 9, "client-" + "9" * 50, "client-0009"):
+        assert join(name=longest) == longest
+    assert [join(), join(), join()] == [f"client-{10**9 + more}" for more in range(3)]
+
+
 def test_a_registration_whose_answer_was_lost_is_repeated(at: Live) -> None:
     join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
     mine = {"token": make_token()}

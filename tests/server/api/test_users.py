@@ -193,8 +193,8 @@ def test_a_restored_database_revives_no_token(database_url: str, tmp_path: Path)
         assert at.http(token_of(vera)).get("/runs").json()["code"] == "revoked-token"
 
 
-@pytest.mark.parametrize("name", ["admin", "viewer", "coordinator", "anybody"])
-def test_no_client_is_taken_for_a_person_in_the_log(at: Live, name: str) -> None:
+@pytest.mark.parametrize("name", ["admin", "viewer", "coordinator", "anybody", "erased-1"])
+def test_no_client_is_taken_for_somebody_else_in_the_log(at: Live, name: str) -> None:
     join = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
     answer = at.http(join).post("/clients", json={"name": name})
     assert (answer.status_code, answer.json()["code"]) == (409, "name-taken")
