@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
@@ -53,12 +53,16 @@ from worker.answers import LONG_BYTES, UnexpectedAnswer
 from worker.client import CoordinatorClient
 from worker.diagnose import diagnose
 
+if TYPE_CHECKING:
+    from worker.settings import WorkerSettings
+
 __all__ = [
     "AdminClient",
     "Client",
     "approve",
     "check_config",
     "connect",
+    "connect_as_site",
     "create_run",
     "list_waiting",
     "load_config",
@@ -74,6 +78,7 @@ AUDIT_ENTRIES = 1000
 ROUNDS_A_PAGE = 100
 
 DEMO = Path(__file__).with_name("demo.yaml")
+LOOKED_HERE = "Say where it is by --url or FEDDISCO_URL; without them it is looked for there."
 _ROUNDS = TypeAdapter(list[RoundView])
 _RUNS = TypeAdapter(list[RunSummary])
 _CLIENTS = TypeAdapter(list[ClientView])
@@ -295,17 +300,38 @@ class Client(AdminClient):
 def connect(settings: ConsoleSettings) -> Iterator[AdminClient]:
     """An authenticated admin connection; network faults end with one sentence."""
     url, verify = settings.address, settings.load_trust()
+    with (
+        _faults_in_words(url, hint="" if settings.url else LOOKED_HERE),
+        AdminClient(url, token=settings.find_token(), verify=verify, insecure=settings.insecure) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def connect_as_site(settings: WorkerSettings) -> Iterator[AdminClient]:
+    """The same with the credential of a worker's state folder, for what a client may read."""
+    from worker.main import find_client
+    from worker.policy.document import load_policy
+
+    address, credential = find_client(settings)
+    verify = address.load_trust(load_policy(settings))
+    with (
+        _faults_in_words(address.url),
+        AdminClient(address.url, token=credential.token, verify=verify, insecure=settings.insecure) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _faults_in_words(url: str, hint: str = "") -> Iterator[None]:
     try:
-        with AdminClient(
-            url, token=settings.find_token(), verify=verify, insecure=settings.insecure
-        ) as client:
-            yield client
+        yield
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise InvalidConfiguration(
             f"{url!r} is not a web address.", hint="Write it like https://coordinator.example:8000."
         ) from None
     except (httpx.HTTPError, UnexpectedAnswer) as error:
-        raise InvalidConfiguration(diagnose(error, url).sentence) from error
+        raise InvalidConfiguration(diagnose(error, url).sentence, hint=hint) from error
 
 
 def load_config(source: str | Path, **changes: Any) -> RunConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.config import ScoreRule
@@ -46,9 +46,11 @@ def choose_model(
     name = metric or view.config.deciding_metric or _headline(list(judged.values()))
     scores = {number: pool(judged[number], name, view.config.combine_scores) for number in sorted(made)}
     order = rank(scores, name)
-    number = _find_number(view, wanted, sorted(made), order, name, list(judged.values()))
+    number = _find_number(view, wanted, made, order, name, list(judged.values()))
     own = scores[number]
-    said = f"round {number} of {view.rounds}, {'not scored' if own is None else describe_score(name, own)}"
+    unknown = ", not scored" if view.sums is None else ""  # a client is told its own scores alone
+    scored = unknown if own is None else f", {describe_score(name, own)}"
+    said = f"round {number} of {view.rounds}{scored}"
     return Choice(
         number,
         str(made[number].scored_model),
@@ -81,27 +83,40 @@ def _headline(judged: Sequence[Sequence[EvaluationView]]) -> str:
 def _find_number(
     view: RunView,
     wanted: str | None,
-    made: Sequence[int],
+    made: Mapping[int, RoundView],
     order: Sequence[int],
     name: str,
     judged: Sequence[Sequence[EvaluationView]],
 ) -> int:
-    if wanted == "last" or (wanted is None and (view.config.keep == "last" or not order)):
-        return made[-1]
+    first, last = min(made), max(made)
+    if wanted == "last" or (wanted is None and view.config.keep == "last"):
+        return last
+    if wanted is None and (view.sums is not None or not order):
+        # what an ended run keeps is known to its clients, too, who do not see the scores
+        return next((number for number, one in made.items() if one.scored_model == view.model), last)
     if wanted in (None, "best"):
         if order:
             return order[0]
         known = sorted({known for found in judged for known in scores_of(found, view.config.combine_scores)})
         raise InvalidConfiguration(
             f"No round of {view.run} has a score called {name!r}, so none is the best.",
-            hint=f"Its scores are: {', '.join(known)}." if known else "No evaluator has scored a round.",
+            hint=_name_scores(view, known),
         )
     if str(wanted).isdecimal() and int(str(wanted)) in made:
         return int(str(wanted))
     raise InvalidConfiguration(
         f"Run {view.run} has no completed round {wanted}.",
-        hint=f"Completed are {made[0]} to {made[-1]}; or say last, best, or 0 for the initial model.",
+        hint=f"Completed are {first} to {last}; or say last, best, or 0 for the initial model.",
     )
+
+
+def _name_scores(view: RunView, known: Sequence[str]) -> str:
+    whose = "Its scores" if view.sums is None else "The scores of this client, which sees no other's,"
+    if known:
+        return f"{whose} are: {', '.join(known)}."
+    if view.sums is None:
+        return "No evaluator has scored a round."
+    return "A client sees no other's scores; the run's operator can take the best round's model."
 
 
 def _better(number: int, scores: dict[int, float | None], order: Sequence[int], name: str) -> str:

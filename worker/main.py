@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from worker.policy import SitePolicy
     from worker.settings import WorkerSettings
 
-__all__ = ["FAILED", "MISCONFIGURED", "NOTHING_DELIVERED", "OK", "REFUSED", "leave", "run"]
+__all__ = ["FAILED", "MISCONFIGURED", "NOTHING_DELIVERED", "OK", "REFUSED", "find_client", "leave", "run"]
 
 ALWAYS_THERE = ("auto", "cpu")
 OK, FAILED, MISCONFIGURED, REFUSED, NOTHING_DELIVERED = 0, 1, 2, 3, 4
@@ -131,19 +131,29 @@ def _check_data(
     raise fault
 
 
+def find_client(settings: WorkerSettings) -> tuple[Address, StoredCredential]:
+    """The client of the state folder, whose worker may be running, and where its coordinator is.
+
+    Raises :class:`InvalidConfiguration` if the folder holds no client of the coordinator's.
+    """
+    address = find_address(settings, settings.state)
+    credential = read_credential(settings.state, address.url, address.fingerprint)
+    if credential is None:
+        raise InvalidConfiguration(
+            f"no client of {address.url} is registered in {settings.state}.",
+            hint="Name its folder with --state.",
+        )
+    return address, credential
+
+
 def leave(settings: WorkerSettings, run: str, *, transport: httpx.BaseTransport | None = None) -> str:
-    """Leave a run as the client of the state folder, whose worker may be running; the sentence to print.
+    """Leave a run as the client of the state folder; the sentence to print.
 
     Raises :class:`InvalidConfiguration` if the folder holds no client of the coordinator's, or it cannot be
     reached; :class:`shared.problems.Problem` for what it answers.
     """
-    address = find_address(settings, settings.state)
+    address, credential = find_client(settings)
     url, verify = address.url, address.load_trust(load_policy(settings))
-    credential = read_credential(settings.state, url, address.fingerprint)
-    if credential is None:
-        raise InvalidConfiguration(
-            f"no client of {url} is registered in {settings.state}.", hint="Name its folder with --state."
-        )
     with CoordinatorClient(
         url, token=credential.token, verify=verify, transport=transport, insecure=settings.insecure
     ) as coordinator:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddisco.commands.common import echo, make_app
+from feddisco.commands.common import Allow, ByMetric, WhichRound, echo, make_app
 from feddisco.commands.connection import load_coordinator_settings
 from feddisco.flags import add_flags
 from feddisco.settings import ConsoleSettings
@@ -81,6 +81,26 @@ def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
 
     given = {name: value for name, value in flags.items() if value is not None}
     echo(leave(load_worker_settings(context.obj | given), run))
+
+
+@worker_app.command("model")
+@add_flags(WorkerSettings, "url", "state", "ca_file", "insecure")
+def worker_model(
+    context: typer.Context,
+    run: str,
+    out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
+    round: WhichRound = None,
+    metric: ByMetric = None,
+    allow: Allow = None,
+    **flags: Any,
+) -> None:
+    """Download the model of a run that this site takes part in, with the credential in the state folder."""
+    from feddisco.admin import connect_as_site
+    from feddisco.models import fetch_model
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    with connect_as_site(load_worker_settings(context.obj | given)) as client:
+        echo(fetch_model(client, run, out, round=round, metric=metric, allow=allow or ()))
 
 
 @app.command("check-data")

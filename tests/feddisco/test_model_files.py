@@ -15,12 +15,14 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from feddisco.admin import AdminClient
 from feddisco.cards import write_text
 from feddisco.loaded import load
 from feddisco.main import app
+from feddisco.model_choice import choose_model
 from shared import wire
 from shared.model_files import LARGEST_BYTES, ModelFacts, read_facts, read_tensors, write_model
-from shared.problems import InvalidConfiguration
+from shared.problems import InvalidConfiguration, Problem
 from shared.schemas import Role
 from shared.tasks import load_task
 from shared.wire.digests import digest_of
@@ -117,6 +119,38 @@ def test_what_is_not_there_is_named(
     trained: Live, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in refusal(trained, "run", "model", "demo", tmp_path / "x", *arguments)
+
+
+def test_a_site_takes_the_model_home_with_its_own_credential(
+    trained: Live, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    states = next(tmp_path_factory.getbasetemp().glob("trained*"))
+    out = tmp_path / "model.safetensors"
+    asked = ("worker", "model", "demo", out, "--state")
+    said = console(trained, *asked, states / "site-0").output
+    assert "round 3 of 3; tensors sha256" in said, "a trainer sees no scores"
+    judged = console(trained, *asked, states / "judge", "--round", "best").output
+    assert "accuracy" in judged
+    assert load(out).classes == tuple("0123456789")
+    assert "sees no other's scores" in refusal(trained, *asked, states / "site-0", "--round", "best")
+    own = console(trained, "worker", "model", "own", out, "--state", states / "own").output
+    assert f"--allow {OWN}" in own
+    assert "no client of" in refusal(trained, "worker", "model", "demo", out, "--state", tmp_path / "none")
+    asked_for_another = ("worker", "model", "demo", out, "--state", states / "own")
+    assert isinstance(console(trained, *asked_for_another, code=1).exception, Problem)
+
+
+def test_a_site_takes_what_the_run_keeps(trained: Live, tmp_path_factory: pytest.TempPathFactory) -> None:
+    states = next(tmp_path_factory.getbasetemp().glob("trained*"))
+    token = json.loads((states / "site-0" / "credential.json").read_text())["token"]
+    with AdminClient(trained.url, token=token) as client:
+        view, rounds = client.run("demo"), client.rounds("demo")
+    best = next(one for one in rounds if one.round == 2)
+    kept = view.model_copy(
+        update={"config": view.config.model_copy(update={"keep": "best"}), "model": best.scored_model}
+    )
+    assert choose_model(view, rounds).number == 3
+    assert choose_model(kept, rounds).number == 2
 
 
 # ---------------------------------------------------------------- what the file says
