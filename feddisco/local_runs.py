@@ -18,6 +18,7 @@ from feddisco.loaded import LoadedModel, load
 from feddisco.result_tables import import_pandas, scores_of
 from shared.config import RunConfig
 from shared.model_files import ModelFacts, read_tensors, write_model
+from shared.problems import InvalidConfiguration
 from shared.tasks import task_of
 from shared.wire.tensors import tied_names
 from simulation.results import Results
@@ -46,7 +47,15 @@ class Result:
 
     @property
     def model(self) -> LoadedModel:
-        """Model, transform and classes, as :func:`feddisco.load` gives them."""
+        """Model, transform and classes, as :func:`feddisco.load` gives them.
+
+        Raises :class:`InvalidConfiguration` if the file's rounds were not trained by this function.
+        """
+        if not self.model_path.exists():
+            raise InvalidConfiguration(
+                f"{self.path} has the rounds, but no model lies beside it.",
+                hint="Commands keep none; feddisco.simulate with another `out` does.",
+            )
         task = self.config.task
         return load(self.model_path, allow=[name for name in (task, self.config.model) if name is not None])
 

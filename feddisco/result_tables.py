@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = [
     "ResultFile",
     "Row",
     "Table",
+    "format_table",
     "import_pandas",
     "list_files",
     "read_results",
@@ -72,13 +74,18 @@ def list_files(given: Iterable[Path]) -> list[Path]:
 
 def read_results(path: Path) -> ResultFile:
     """Raises InvalidConfiguration for what is no result file."""
+    if not path.exists():
+        raise InvalidConfiguration(f"There is no file or folder {path}.")
     try:
         lines = Results(path).lines()
         config = RunConfig.model_validate(lines[0]["config"])
-    except (OSError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
+    except LookupError:  # no line of JSON, or one of something else
         raise InvalidConfiguration(
-            f"{path} is no result file of a simulation: {error or 'it is empty'}."
+            f"{path} is no result file of a simulation.",
+            hint="`feddisco simulate` and `feddisco sweep` write them.",
         ) from None
+    except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise InvalidConfiguration(f"{path} is no result file of a simulation: {error}.") from None
     rounds = tuple(line for line in lines if line["kind"] == "round")
     return ResultFile(config.name, config.seed, dict(_flatten(config.model_dump(mode="json"))), rounds)
 
@@ -152,6 +159,15 @@ def _summary(rounds: Sequence[Row]) -> Row:
     }
 
 
+def format_table(table: Table) -> str:
+    """As CSV, with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, table.columns)
+    writer.writeheader()
+    writer.writerows(table.rows)
+    return text.getvalue()
+
+
 def write_table(table: Table, out: Path) -> None:
     """As CSV, or as Parquet where the name ends so.
 
@@ -160,10 +176,7 @@ def write_table(table: Table, out: Path) -> None:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".csv":
-        with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, table.columns)
-            writer.writeheader()
-            writer.writerows(table.rows)
+        out.write_bytes(format_table(table).encode())
     elif out.suffix == ".parquet":
         try:
             table.frame.to_parquet(out, index=False)

@@ -122,16 +122,28 @@ def sweep_runs(
 @app.command("table")
 def tabulate(
     files: Annotated[list[Path], typer.Argument(help="Result files, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The table's file: .csv or .parquet.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The table's file: .csv or .parquet. Without it, the terminal, as CSV."),
+    ] = None,
     by: Annotated[
         Literal["round", "run"],
         typer.Option(help="What a row is: a round of a run, or a whole run with its last and best score."),
     ] = "round",
 ) -> None:
     """Write result files of simulations as one table, with the settings in which the runs differ."""
-    from feddisco.result_tables import list_files, tabulate_rounds, tabulate_runs, write_table
+    from feddisco.result_tables import (
+        format_table,
+        list_files,
+        tabulate_rounds,
+        tabulate_runs,
+        write_table,
+    )
 
     table = (tabulate_runs if by == "run" else tabulate_rounds)(list_files(files))
+    if out is None:
+        typer.echo(format_table(table), nl=False)
+        return
     write_table(table, out)
     echo(f"{len(table.rows)} rows, {len(table.columns)} columns: {out}")
 

@@ -11,6 +11,7 @@ from feddisco.admin import connect, load_config
 from feddisco.settings import ConsoleSettings
 from shared.config import DiscoWeighting
 from shared.problems import InvalidConfiguration, MissingToken
+from tests.helpers.http_servers import closed_port
 
 
 def written(folder: Path, text: str) -> Path:
@@ -85,4 +86,15 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("some-token")
     settings = ConsoleSettings(url="localhost:8000", admin_token_file=tmp_path / "token")
     with pytest.raises(InvalidConfiguration, match="not a web address"), connect(settings) as client:
+        client.runs()
+
+
+def test_where_a_coordinator_was_looked_for_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    port = closed_port()
+    monkeypatch.setattr("feddisco.settings.LOCAL", f"127.0.0.1:{port}")
+    nowhere = ConsoleSettings(admin_token="x", data_folder=tmp_path)
+    with pytest.raises(InvalidConfiguration, match="by --url or FEDDISCO_URL"), connect(nowhere) as client:
+        client.runs()
+    named = nowhere.model_copy(update={"url": f"http://127.0.0.1:{port}"})
+    with pytest.raises(InvalidConfiguration, match=r"the port is wrong\.$"), connect(named) as client:
         client.runs()

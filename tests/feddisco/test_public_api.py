@@ -70,6 +70,9 @@ def test_a_result_has_tables_a_model_and_the_commands_digest(tmp_path: Path, one
     assert len(result.ledger) == 12
     assert result.model.facts.scores["accuracy"] == result.rounds["accuracy"].iloc[-1]
     assert feddisco.simulate(SMALL, out=tmp_path / "run.jsonl").digest == digest, "done already"
+    result.model_path.unlink()
+    with pytest.raises(InvalidConfiguration, match="no model lies beside it"):
+        _ = feddisco.simulate(SMALL, out=tmp_path / "run.jsonl").model
 
 
 def test_the_best_model_is_kept_where_the_run_keeps_it(tmp_path: Path, one_thread: None) -> None:

@@ -113,6 +113,7 @@ def test_a_table_has_every_round_with_what_differs(swept: Path, tmp_path: Path) 
     assert (row["weighting.a"], row["seed"]) == ("1.0", "1")
     assert "local.steps" not in row, "the same in all"
     assert call("table", swept, "--by", "run", "--out", tmp_path / "runs.csv").exit_code == 0
+    assert call("table", swept, "--by", "run").output == (tmp_path / "runs.csv").read_text()
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
 
 
@@ -150,6 +151,7 @@ def test_what_cannot_be_read_or_drawn_is_one_sentence(swept: Path, tmp_path: Pat
     for words, said in {
         ("table", tmp_path / "empty", "--out", tmp_path / "t.csv"): "There are no result files",
         ("table", tmp_path / "other.jsonl", "--out", tmp_path / "t.csv"): "is no result file of a simulation",
+        ("table", tmp_path / "missing.jsonl"): "There is no file or folder",
         ("table", swept, "--out", tmp_path / "t.xlsx"): "written as .csv or .parquet",
         ("plot", swept, "--out", tmp_path / "p.txt"): "written as .svg, .png, .pdf",
         ("plot", swept, "--out", tmp_path / "p.svg", "--measure", "auroc"): "There are: accuracy",
