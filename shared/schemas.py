@@ -7,7 +7,15 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from shared.config import RunConfig
@@ -346,6 +354,11 @@ class RunChanges(Body):
         None, description="when a run that waits already pauses moves by the difference"
     )
     keep_updates: int | None = Field(None, description="null: all; what was deleted does not come back")
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_stays(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Null is a value of its own here: what was not given is not written."""
+        return {name: value for name, value in write(self).items() if name in self.model_fields_set}
 
 
 class RewindRequest(Body):

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from server.lifecycle.events import AssignmentTaken, Event, FailureReported, StepAnswered, UpdateReceived
+from server.lifecycle.events import (
+    AssignmentTaken,
+    ChangeRequested,
+    EnrolmentApproved,
+    EnrolmentRefused,
+    Event,
+    FailureReported,
+    PauseRequested,
+    ResumeRequested,
+    RewindRequested,
+    StartRequested,
+    StepAnswered,
+    StopRequested,
+    UpdateReceived,
+)
 from server.lifecycle.state import Participant, Round, Run
 from server.lifecycle.tables import ALLOWED, events_allowed
 from shared.problems import (
@@ -19,19 +33,37 @@ from shared.secure.coordinator import Coordinator
 
 __all__ = ["RoundEvent", "illegal", "late", "open_participant", "refuse_unless_allowed", "step_participant"]
 
+ACTS = {
+    StartRequested: "starting",
+    PauseRequested: "pausing",
+    ResumeRequested: "resuming",
+    StopRequested: "stopping",
+    RewindRequested: "going back",
+    ChangeRequested: "changing",
+    EnrolmentApproved: "letting a client in",
+    EnrolmentRefused: "keeping a client out",
+}
+"""What people ask for, in their words; programs read the event's name in ``event`` and ``allowed``."""
+
 RoundEvent = AssignmentTaken | UpdateReceived | StepAnswered | FailureReported
 
 
 def illegal(run: Run, event: Event, why: str, hint: str = "") -> IllegalTransition:
     """``why`` completes "... is not possible: "."""
     allowed = events_allowed(run.status)
+    possible = allowed if type(event) not in ACTS else [ACTS[e] for e in ACTS if e.__name__ in allowed]
     return IllegalTransition(
-        f"{type(event).__name__} is not possible: {why}.",
-        hint=hint or f"Possible while the run is {run.status}: {', '.join(allowed)}.",
+        f"{_name_act(event)} is not possible: {why}.",
+        hint=hint or f"Possible while the run is {run.status}: {', '.join(possible)}.",
         event=type(event).__name__,
         state=str(run.status),
         allowed=list(allowed),
     )
+
+
+def _name_act(event: Event) -> str:
+    words = ACTS.get(type(event))
+    return words.capitalize() if words else type(event).__name__
 
 
 def refuse_unless_allowed(run: Run, event: Event) -> None:
@@ -39,7 +71,7 @@ def refuse_unless_allowed(run: Run, event: Event) -> None:
     if run.status in ALLOWED[type(event)]:
         return
     client = getattr(event, "client", None)
-    if run.status.is_terminal and client is not None:
+    if run.status.is_terminal and client is not None and type(event) not in ACTS:
         raise RunOver(
             f"{type(event).__name__} of {client!r} is not possible: run {run.id!r} is {run.status}.",
             hint="The run accepts nothing more; leave it (DELETE /runs/{run}/enrolments/me).",

@@ -68,6 +68,26 @@ def test_pruning_takes_what_ended_long_ago_and_is_not_put_away(at: Live) -> None
     assert at.admin.get("/deletions/old").json()["reason"] == "pruned: older than 0h"
 
 
+def test_what_is_not_named_does_not_change(at: Live) -> None:
+    at.create("open", keep_updates=3, quorum=1, rounds=2)
+    before = at.admin.get("/runs/open").json()["config"]
+    done = call(at, "run", "change", "open", "--rounds", "7")
+    assert done.exit_code == 0, done.exception
+    after = at.admin.get("/runs/open").json()["config"]
+    assert after == before | {"rounds": 7}
+    assert call(at, "run", "change", "open", "--keep-updates", "all", "--quorum", "half").exit_code == 0
+    changed = at.admin.get("/runs/open").json()["config"]
+    assert changed == after | {"keep_updates": None, "quorum": None}
+
+
+def test_what_is_not_possible_is_said_in_the_words_of_the_command(at: Live) -> None:
+    make_stopped(at, "ended")
+    said = str(call(at, "run", "pause", "ended").exception)
+    assert said == (
+        "Pausing is not possible: run 'ended' is stopped. Possible while the run is stopped: changing."
+    )
+
+
 def test_an_age_that_is_none_is_refused() -> None:
     for text in ("", "d", "90 d", "-1d", "1y", "999999d"):
         with pytest.raises(InvalidConfiguration, match="is no age"):
