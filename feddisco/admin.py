@@ -360,7 +360,7 @@ def create_run(
         if not if_absent:
             raise
         return f"Run {config.name} already exists and is left as it is."
-    said = f"Run {view.run} is {view.status.value}. {view.waiting_for}".strip()
+    said = " ".join(f"Run {view.run} is {view.status.value}. {view.waiting_for}".split()).rstrip(".") + "."
     twin = config.make_twin()
     return said if twin is None else f"{said} Beside it, {twin.name}: /compare?runs={view.run},{twin.name}"
 

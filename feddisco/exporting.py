@@ -112,7 +112,7 @@ def write_labels(loaded: LoadedModel, out: Path) -> list[Path]:
 
 
 def make_inputs(task: Task, number: int) -> Tensor:
-    """So many raw inputs at random, of the kind that the task reads."""
+    """So many raw inputs at random, of the kind that the task reads; texts end with padding."""
     generator = torch.Generator().manual_seed(number)
     try:
         kind = task.read_inputs([]).inputs.dtype
@@ -121,9 +121,14 @@ def make_inputs(task: Task, number: int) -> Tensor:
     shape = (number, *task.input_shape)
     if kind.is_floating_point:
         return torch.randn(shape, generator=generator).to(kind)
-    stated = task.describe_inputs().get("range", (0, VOCABULARY - 1 if task.tokens else 255))
-    highest = int(stated[1]) + 1
-    return torch.randint(0, highest, shape, generator=generator).to(kind)
+    stated = task.describe_inputs()
+    lowest, highest = stated.get("range", (0, VOCABULARY - 1 if task.tokens else 255))
+    found = torch.randint(0, int(highest) + 1, shape, generator=generator)
+    if (padding := stated.get("padding")) is not None:
+        found[found == padding] = lowest if lowest != padding else highest
+        for row, tokens in enumerate(found):
+            tokens[len(tokens) * (row + 1) // (number + 1) :] = padding
+    return found.to(kind)
 
 
 def _compare(module: nn.Module, run: Callable[[Tensor], Tensor], inputs: Tensor, format: str) -> None:

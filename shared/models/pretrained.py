@@ -10,7 +10,8 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -131,19 +132,28 @@ class PretrainedModel(Model):
     """A model of transformers whose last linear layer is taken out of it and called ``classifier``.
 
     With adapters they and the classifier are all that its ``state_dict`` has, beside one number under the
-    name ``base_sha256_...``: by it models on other bases differ in their tensors' names.
+    name ``base_sha256_...``: by it models on other bases differ in their tensors' names. ``new`` are the
+    parameters that the base's files lack: drawn at random, they are trained and kept as the classifier is.
     """
 
     takes = "texts"
 
-    def __init__(self, whole: PreTrainedModel, kind: Kind, pad: int, digest: str, lora: Lora | None) -> None:
+    def __init__(
+        self,
+        whole: PreTrainedModel,
+        kind: Kind,
+        pad: int,
+        digest: str,
+        lora: Lora | None,
+        new: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self._head = _find_head(whole, whole.config.num_labels)
         head = whole.get_submodule(self._head)
         whole.set_submodule(self._head, nn.Identity())
         marker = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.register_parameter(f"base_sha256_{digest}", marker)
-        self._hidden = [] if lora is None else _adapt(whole, lora)
+        self._hidden = [] if lora is None else _adapt(whole, lora, new)
         self.gradients_at_once = kind == "images"  # transformers looks at the values of a text's mask
         self.features = Features(whole, kind, pad)
         self.classifier = head
@@ -215,9 +225,10 @@ def build_pretrained(
         if kind == "texts":
             config.pad_token_id = pad
         _check_inputs(config, length, size)
-        whole = kinds[kind].from_pretrained(
+        whole, found = kinds[kind].from_pretrained(
             folder,
             config=config,
+            output_loading_info=True,
             dtype=torch.float32,
             attn_implementation="eager",  # others need not give the same bits twice on a GPU
             ignore_mismatched_sizes=True,  # a head for another number of classes
@@ -225,21 +236,39 @@ def build_pretrained(
             trust_remote_code=False,
             local_files_only=True,
         )
-    return PretrainedModel(whole, kind, pad, digest_base(folder), lora)
+    if length is not None:
+        _check_places(whole, length)
+    return PretrainedModel(whole, kind, pad, digest_base(folder), lora, found["missing_keys"])
 
 
 def _check_inputs(config: PretrainedConfig, length: int | None, size: tuple[int, int] | None) -> None:
     most = getattr(config, "max_position_embeddings", None)
-    if length is not None and isinstance(most, int) and length > most:
-        raise InvalidConfiguration(
-            f"length: {length} tokens, the base model takes {most} at most.", hint="Choose a smaller length."
-        )
+    if length is not None and isinstance(most, int):
+        _check_length(length, most)
     side = getattr(config, "image_size", None)
     wanted = (side, side) if isinstance(side, int) else side and tuple(side)
     if size is not None and wanted and size != wanted:
         raise InvalidConfiguration(
             f"size: {list(size)}, the base model takes images of {list(wanted)}.",
             hint=f"Set size: {list(wanted)}.",
+        )
+
+
+def _check_places(whole: nn.Module, length: int) -> None:
+    """Models of RoBERTa's kind count places from behind the number of the padding."""
+    for path, layer in whole.named_modules():
+        if (
+            path.endswith("position_embeddings")
+            and isinstance(layer, nn.Embedding)
+            and layer.padding_idx is not None
+        ):
+            _check_length(length, layer.num_embeddings - layer.padding_idx - 1)
+
+
+def _check_length(length: int, most: int) -> None:
+    if length > most:
+        raise InvalidConfiguration(
+            f"length: {length} tokens, the base model takes {most} at most.", hint="Choose a smaller length."
         )
 
 
@@ -257,8 +286,11 @@ def _find_head(whole: nn.Module, outputs: int) -> str:
 # ---------------------------------------------------------------- adapters
 
 
-def _adapt(whole: PreTrainedModel, lora: Lora) -> list[tuple[str, str]]:
-    """Add adapters, and take all else out of the model's state; returns where, as (module, name)."""
+def _adapt(whole: PreTrainedModel, lora: Lora, new: Collection[str]) -> list[tuple[str, str]]:
+    """Add adapters, and take all else but ``new`` out of the model's state; returns where, as (module, name).
+
+    What the base's files lack cannot stay where it is, as the rest of the base does: it is nowhere.
+    """
     with _needing_hf():
         from peft import LoraConfig, inject_adapter_in_model
 
@@ -269,16 +301,23 @@ def _adapt(whole: PreTrainedModel, lora: Lora) -> list[tuple[str, str]]:
                 "site.",
                 hint="Train the whole model (leave lora out), or take a base without batch normalisation.",
             )
+    parameters = dict(whole.named_parameters())
+    trained = {name: parameters[name] for name in new if name in parameters}  # the head is out already
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules="all-linear" if lora.targets is None else list(lora.targets),
+        exclude_modules=sorted({name.rpartition(".")[0] for name in trained}) or None,
     )
     try:
-        inject_adapter_in_model(settings, whole)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out")  # GPT-2's layers: it sets what they need
+            inject_adapter_in_model(settings, whole)
     except ValueError as error:
         raise InvalidConfiguration(f"lora: {error}", hint="targets are ends of layers' names.") from None
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
     return list(_hide(whole))
 
 

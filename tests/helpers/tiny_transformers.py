@@ -6,21 +6,40 @@ import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 __all__ = ["WORDS", "make_text_base", "make_vit_base", "write_texts"]
 
+TextKind = Literal["bert", "roberta", "distilbert", "gpt2"]
 WORDS = ("good", "fine", "glad", "bad", "poor", "sad", "the", "a", "day", "film", "is", "was", "very", "it")
 
 
-def make_text_base(folder: Path, *, seed: int = 0, words: Iterable[str] = WORDS) -> Path:
-    """A BERT with a tokenizer that knows ``words``, as ``save_pretrained`` leaves it."""
+def make_text_base(
+    folder: Path, *, kind: TextKind = "bert", seed: int = 0, words: Iterable[str] = WORDS
+) -> Path:
+    """A BERT with a tokenizer that knows ``words``, as ``save_pretrained`` leaves it.
+
+    Of the other kinds RoBERTa and DistilBERT have a layer before their classifier that a base lacks, GPT-2
+    has no padding and reads from left to right.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
     from tokenizers.processors import TemplateProcessing
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import (
+        BertConfig,
+        BertModel,
+        DistilBertConfig,
+        DistilBertModel,
+        GPT2Config,
+        GPT2Model,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+        RobertaConfig,
+        RobertaModel,
+    )
 
     numbers = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *words))}
     tokenizer = Tokenizer(WordLevel(numbers, unk_token="[UNK]"))
@@ -28,22 +47,28 @@ def make_text_base(folder: Path, *, seed: int = 0, words: Iterable[str] = WORDS)
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    special = (
+        {"eos_token": "[SEP]", "unk_token": "[UNK]"}
+        if kind == "gpt2"
+        else {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     )
-    wrapped.save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(numbers),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.2,  # a random base is to tell words apart, as a trained one does
-    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    sizes: dict[str, Any] = {"vocab_size": len(numbers), "max_position_embeddings": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    # a random base is to tell words apart, as a trained one does
+    wide: dict[str, Any] = {"hidden_size": 32, "initializer_range": 0.2}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        BertModel(config).save_pretrained(folder)
+        model: PreTrainedModel
+        if kind == "bert":
+            model = BertModel(BertConfig(**sizes, **wide, intermediate_size=64))
+        elif kind == "roberta":
+            model = RobertaModel(RobertaConfig(**sizes, **wide, intermediate_size=64, pad_token_id=0))
+        elif kind == "distilbert":
+            model = DistilBertModel(DistilBertConfig(**sizes, **wide, hidden_dim=64))
+        else:
+            model = GPT2Model(GPT2Config(**sizes, **wide, bos_token_id=2, eos_token_id=3))
+        model.save_pretrained(folder)
     return folder
 
 

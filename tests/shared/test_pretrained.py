@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -17,20 +17,32 @@ from PIL import Image
 from torch.nn import functional
 
 import feddisco
+from feddisco.exporting import export_model, make_inputs
+from feddisco.loaded import LoadedModel
 from shared.config import RunConfig
+from shared.model_files import ModelFacts
 from shared.problems import InvalidConfiguration
 from shared.tasks import base_of, load_task
 from shared.training.accountant import Spending
 from shared.training.private import KEY_BYTES, NoiseStream, PrivateGradients, PrivateRound
-from shared.wire.tensors import manifest_of
-from tests.helpers.tiny_transformers import make_text_base, make_vit_base, write_texts
+from shared.wire.tensors import load_into, manifest_of, state_of
+from tests.helpers.tiny_transformers import TextKind, make_text_base, make_vit_base, write_texts
 
+OTHERS: tuple[TextKind, ...] = ("roberta", "distilbert", "gpt2")
 LORA = {"rank": 4, "alpha": 16}
 
 
 def text_task(**more: Any) -> Any:
     options = {"columns": ["said"], "target": "mood", "classes": ["up", "down"], "length": 16, "base": "tiny"}
     return load_task("hf-text", options | more)
+
+
+TARGETS = {
+    "tiny": ["query", "value"],
+    "roberta": ["query", "value"],
+    "distilbert": ["q_lin", "v_lin"],
+    "gpt2": ["c_attn"],
+}
 
 
 class NoNetwork:
@@ -54,6 +66,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     make_text_base(folder / "tiny")
     make_vit_base(folder / "tiny-vit")
+    for kind in OTHERS:
+        make_text_base(folder / kind, kind=kind)
     return folder
 
 
@@ -97,6 +111,68 @@ def test_an_untrained_adapter_changes_nothing_and_padding_does_not_matter() -> N
     padded = torch.tensor([[2, 10, 4, 3, 0, 0, 0], [2, 5, 6, 7, 8, 9, 3]])
     assert torch.equal(whole.features(short), adapted.features(short))
     torch.testing.assert_close(adapted(padded)[:1], adapted(short))
+
+
+@pytest.mark.parametrize("base", ["tiny", *OTHERS])
+@pytest.mark.parametrize("lora", [LORA, LORA | {"targets": None}, None], ids=["some", "all", "whole"])
+def test_what_travels_is_all_that_a_base_does_not_have(base: str, lora: dict[str, Any] | None) -> None:
+    """Whoever builds the model on the same base, from whatever seed, has the run's model with its tensors."""
+    lora = lora if lora is None or "targets" in lora else lora | {"targets": TARGETS[base]}
+    task = text_task(lora=lora, base=base)
+    trained, other = (task.build_model(None, seed=seed).eval() for seed in (3, 0))
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if parameter.requires_grad:
+                drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+                parameter.add_(drawn, alpha=0.1)
+    load_into(other, state_of(trained))
+    tokens = torch.tensor([[2, 10, 4, 3, 0, 0], [2, 5, 6, 7, 8, 3]])
+    assert torch.equal(trained(tokens), other(tokens))
+    assert not torch.equal(trained(tokens)[0], trained(tokens)[1])
+
+
+def check_export(base: str, format: Literal["torchscript", "onnx"], folder: Path) -> None:
+    """:func:`export_model` compares what it has written with the model."""
+    lora: dict[str, Any] = {"lora": LORA, "base": base}
+    task = (
+        load_task("hf-image", lora | {"classes": ["a", "b"], "size": 16})
+        if base == "tiny-vit"
+        else text_task(**lora)
+    )
+    facts = ModelFacts(
+        run="x", round=1, rounds=1, task=task.name, classes=task.classes, algorithm="fedavg",
+        task_options=task.options.model_dump(mode="json", exclude_defaults=True),
+        weighting="disco", model_digest="0" * 64,
+    )  # fmt: skip
+    files = export_model(LoadedModel(task.build_model(None, 3).eval(), task, facts), folder / "m", format)
+    assert files[0].stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("base", ["tiny", *OTHERS, "tiny-vit"])
+def test_a_model_with_adapters_is_written_as_torchscript(base: str, tmp_path: Path) -> None:
+    check_export(base, "torchscript", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["tiny", *OTHERS, "tiny-vit"])
+def test_a_model_with_adapters_is_written_as_onnx(base: str, tmp_path: Path) -> None:
+    check_export(base, "onnx", tmp_path)
+
+
+def test_texts_that_an_export_is_compared_by_end_with_padding() -> None:
+    tokens = make_inputs(text_task(), 3)
+    lengths = (tokens != 0).sum(dim=1)
+    assert lengths.tolist() == [4, 8, 12]
+    assert all((row[:length] != 0).all() for row, length in zip(tokens, lengths, strict=True))
+
+
+@pytest.mark.parametrize("base", OTHERS)
+def test_a_base_takes_as_many_tokens_as_it_has_places(base: str) -> None:
+    most = 63 if base == "roberta" else 64  # it counts places from behind the padding's number
+    model = text_task(base=base, length=most).build_model(None, seed=0)
+    assert model(torch.full((1, most), 5)).shape == (1, 2)
+    with pytest.raises(InvalidConfiguration, match=f"the base model takes {most} at most"):
+        text_task(base=base, length=most + 1).build_model(None, seed=0)
 
 
 def test_merged_it_is_the_same_function_and_transformers_loads_it(tmp_path: Path) -> None:
