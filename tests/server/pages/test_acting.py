@@ -422,6 +422,24 @@ def test_a_new_run_from_another(at: Live) -> None:
     assert oskar.get("/create?template=demo").status_code == 403
 
 
+def test_a_new_run_from_one_that_fine_tunes(at: Live) -> None:
+    """The coordinator cannot build its model: the copy begins with the run's weights, on the same base."""
+    options = {"base": "owner/theirs", "lora": {"rank": 4}, "columns": ["said"], "target": "mood"}
+    at.create("fine", task="hf-text", task_options=options | {"classes": ["up", "down"]})
+    olga = add(at, "olga", "operator")
+    text = html.unescape(
+        olga.get("/create?template=fine").text.partition("required>")[2].partition("</textarea>")[0]
+    )
+    answer = olga.send("/create", form="/create?template=fine", text=text, do="create", template="fine")
+    assert answer.headers["location"] == "/runs/fine-2"
+    copy, first = at.run("fine-2"), at.run("fine")
+    assert copy["initial_model"] == first["initial_model"]
+    assert copy["config"]["task_options"] == first["config"]["task_options"]
+    other = text.replace("owner/theirs", "owner/others").replace("fine-2", "fine-3")
+    refused = olga.send("/create", form="/create?template=fine", text=other, do="create", template="fine")
+    assert (refused.status_code, "another task or model" in refused.text) == (422, True)
+
+
 def test_a_few_fields_write_the_configuration(at: Live) -> None:
     vera = add(at, "vera", "viewer")
     page = vera.get("/create?name=a&task=digits&algorithm=fedprox&weighting=sizes&rounds=7&epochs=2")
