@@ -163,7 +163,7 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "The update was trained on {now} examples, but the site is enrolled with {enrolled}."
     ),
     FaultCode.TOO_FEW_EXAMPLES: (
-        "The site has too few examples for the run ({examples}): batch normalisation needs two in a batch."
+        "The site has too few examples for the run: batch normalisation needs two in a batch."
     ),
     FaultCode.NOTHING_TOLD: "The site tells no discrepancy, which the run's weighting needs.",
     FaultCode.OTHER_METRIC: "The site does not answer by the run's metric of the discrepancy.",

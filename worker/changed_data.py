@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.faults import Fault, FaultCode
+from shared.schemas import Role
 from worker.disclosure import told_size
 from worker.faults import LocalFault
 
@@ -30,7 +31,7 @@ class DataWatch:
 
     def keep(self, local: LocalRun) -> None:
         """This client has just enrolled with the data loaded."""
-        mark = " ".join(self.site.loaded_data_mark(local))
+        mark = " ".join([*self.site.loaded_data_mark(local), str(self.site.count_loaded(local))])
         self.journal.open_run(local.view.run).keep_data_mark(mark)
 
     def has_changed(self, local: LocalRun) -> bool:
@@ -39,7 +40,7 @@ class DataWatch:
         Then what the run uses has been loaded again.
         """
         mark = self.journal.open_run(local.view.run).data_mark
-        files, _, examples = (mark or "").partition(" ")
+        files, examples, _ = _read_mark(mark)
         if files == self.site.find_data_mark(local):
             return False
         try:
@@ -55,7 +56,10 @@ class DataWatch:
         return True
 
     def may_continue(self, local: LocalRun, index: int | None, enrolled: int | None) -> bool:
-        """Whether to go on with the data as they are now; ``enrolled`` is the number that was told then."""
+        """Whether to go on with the data as they are now; ``enrolled`` is the number that was told then.
+
+        In a secure run a trainer told none: this site's own memory of it counts.
+        """
         policy = self.site.policy_for(local.view)
         if policy.on_changed_data != "continue":
             return False
@@ -65,7 +69,10 @@ class DataWatch:
         except LocalFault as fault:
             self.say(f"{run}: the data here have changed, and cannot be used: {fault}")
             return False
-        if told_size(number, policy.sizes) == enrolled:
+        if local.view.config.secure is not None and self.site.settings.role is Role.TRAINER:
+            mark = self.journal.open_run(run).data_mark
+            number, enrolled = self.site.count_loaded(local), _read_mark(mark)[2]
+        if number == enrolled or told_size(number, policy.sizes) == enrolled:
             told = "" if number == enrolled else f", told as {enrolled}"
             self.say(f"{run}: the data here have changed; continuing with {number} examples{told} as before")
             self.keep(local)
@@ -86,3 +93,9 @@ class DataWatch:
             raise LocalFault(Fault(FaultCode.DATA_CHANGED))
         self.coordinator.leave(run)
         self.site.forget(run)
+
+
+def _read_mark(mark: str | None) -> tuple[str, str, int | None]:
+    """Of the files, of the examples, and their number; None where an older program enrolled."""
+    files, examples, number, *_ = [*(mark or "").split(" "), "", "", ""]
+    return files, examples, int(number) if number.isdigit() else None

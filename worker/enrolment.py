@@ -153,8 +153,7 @@ def _check_batches(local: LocalRun, site: Site, examples: int) -> None:
     try:
         check_batches(training, examples, smallest)
     except InvalidConfiguration as fault:
-        told = Fault(FaultCode.TOO_FEW_EXAMPLES, counts={"examples": examples})
-        raise LocalFault(told, str(fault)) from fault
+        raise LocalFault(Fault(FaultCode.TOO_FEW_EXAMPLES), str(fault)) from fault
     if joins_last(training, examples, smallest):
         site.say(
             f"{local.view.run}: the last batch of an epoch would have one example, too few for batch "

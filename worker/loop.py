@@ -252,6 +252,7 @@ class Worker:
     def _work_on(
         self, assignment: SubmitDiscrepancy | SecureStep | Train | Evaluate, local: LocalRun
     ) -> None:
+        self._rounds.secure.check_joined(local.view, self._journal.open_run(assignment.run))
         match assignment:
             case SubmitDiscrepancy():
                 index = self._indexes.get(assignment.run)
@@ -266,10 +267,12 @@ class Worker:
                 self._rounds.evaluate(assignment, local, self._journal.open_run(assignment.run))
 
     def _enrol(self, view: RunView) -> None:
+        self._rounds.secure.check_joined(view, self._journal.open_run(view.run))
         answer = enrol(view, self._site, self._coordinator)
         self._indexes[view.run] = answer.index
         if (local := self._site.find_run(view.run)) is not None:
             self._data.keep(local)
+            self._rounds.secure.note_joined(local, self._journal.open_run(view.run))
         part = "" if answer.index is None else f" as number {answer.index}"
         self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
 

@@ -4,7 +4,8 @@
 
     STATE/identity.key             this client's private Ed25519 key (mode 0600)
     STATE/runs/RUN/secure.json     keys of the newest attempt (mode 0600), on disk before any answer is sent
-    STATE/runs/RUN/known.json      the others' public identity keys, as this site first saw them
+    STATE/runs/RUN/known.json      the others' public identity keys, as this site first saw them; that it is
+                                   there says that the run was joined with secure sums
     STATE/runs/RUN/summed.json     which sums this site has helped to unmask, and its score in the newest one
     STATE/label-sums.json          over which sites the label counts here were summed, for a global target
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,7 @@ from shared.weightings.base import Totals
 from worker.faults import UPLOAD_BREAKS, LocalFault, describe_broken_upload
 
 if TYPE_CHECKING:
+    from shared.schemas import RunView
     from shared.secure.ring import RingVector
     from shared.wire import Written
     from worker.client import CoordinatorClient, Record
@@ -52,6 +55,7 @@ __all__ = ["SecureWork"]
 _TOLERANCE = 2.0**-20
 """Totals are sums of discrepancies, or of shares of classes, in steps of 2^-40."""
 _LABEL_SUMS = "label-sums.json"
+_KNOWN = "known.json"
 
 
 class _Disclosed(Frozen):
@@ -62,9 +66,13 @@ class _Disclosed(Frozen):
 
 
 class _Summed(Frozen):
-    """``disclosed`` by round, of round 0 and the newest; ``score`` is this site's in round ``scored``."""
+    """``disclosed`` by round, of round 0 and the newest; ``score`` is this site's in round ``scored``.
+
+    ``sets`` are the members of all sums of rounds from 1 on, each once.
+    """
 
     disclosed: dict[int, _Disclosed] = Field(default_factory=dict)
+    sets: tuple[tuple[int, ...], ...] = ()
     scored: int = 0
     score: float = 0.0
 
@@ -112,6 +120,7 @@ class SecureWork:
         if step.step == "agree" and step.survivors is not None:
             moved, agreement = client.agree(step.survivors)
             _check_repeated(journal, moved)
+            _check_apart(journal, moved, self.site.policy_for(local.view).smallest_difference)
             self._check_label_sums(step, local, moved)
             _keep_client(journal, moved)
             return agreement
@@ -121,6 +130,22 @@ class SecureWork:
             _keep_client(journal, moved)
             return disclosure
         raise ProtocolRefused(f"the coordinator asks for the step {step.step} without what belongs to it")
+
+    # ------------------------------------------------------------ 0 what was agreed to
+
+    def note_joined(self, local: LocalRun, journal: RunJournal) -> None:
+        """This site takes part in the run by secure sums, and in no other way from now on."""
+        if local.view.config.secure is not None and not (journal.folder / _KNOWN).exists():
+            _keep(journal.folder / _KNOWN, _Known())
+
+    def check_joined(self, view: RunView, journal: RunJournal) -> None:
+        """The run is as secure as it was, also after a restart, which reads its configuration again."""
+        if view.config.secure is None and (journal.folder / _KNOWN).exists():
+            raise LocalFault(
+                Fault(FaultCode.SUM_REFUSED),
+                "the run had secure sums when this site joined it, and the coordinator now asks for its "
+                "numbers in clear",
+            )
 
     # ------------------------------------------------------------ 1 advertise
 
@@ -152,7 +177,7 @@ class SecureWork:
 
     def _meet(self, step: SecureStep, journal: RunJournal) -> Mapping[int, bytes]:
         """The others' identities: one that was seen before stays, and new ones are told to be compared."""
-        known = _read(journal.folder / "known.json", _Known) or _Known()
+        known = _read(journal.folder / _KNOWN, _Known) or _Known()
         shown = step.identities or {}
         changed = [index for index, key in shown.items() if known.identities.get(index, key) != key]
         if changed:
@@ -163,7 +188,7 @@ class SecureWork:
             fingerprint = format_fingerprint(identity_fingerprint(shown[index]) or "")
             who = "this client" if index == step.index else f"client {index}"
             self.reporter.say(f"{step.run}: {who} is known by the identity key {fingerprint}")
-        _keep(journal.folder / "known.json", _Known(identities={**known.identities, **shown}))
+        _keep(journal.folder / _KNOWN, _Known(identities={**known.identities, **shown}))
         return {index: bytes.fromhex(key) for index, key in shown.items()}
 
     def _tell_weight(self, step: SecureStep, journal: RunJournal) -> None:
@@ -214,12 +239,21 @@ class SecureWork:
         _check_counts(totals, local)
         own = self._find_own(local, assignment.index, totals)
         d = own.discrepancy if own.discrepancy is not None and math.isfinite(own.discrepancy) else 0.0
-        is_in = 0 in _read_summed(journal).disclosed  # who came later is in no totals
         exceeds = own.examples > totals.examples or d > totals.discrepancy + _TOLERANCE
         if totals.counts is not None and own.counts is not None:
             exceeds |= any(mine > all_ for mine, all_ in zip(own.counts, totals.counts, strict=True))
-        if is_in and exceeds:
+        if exceeds and self._is_in_totals(local, assignment.index, journal):
             raise ProtocolRefused("the totals that the coordinator tells are below this site's own numbers")
+
+    def _is_in_totals(self, local: LocalRun, index: int, journal: RunJournal) -> bool:
+        """Whether the totals have this site's numbers: not if it came later, or its data have changed."""
+        from shared.aggregation.secure_sums import encode_totals
+
+        summed = _read_summed(journal).disclosed.get(0)
+        if summed is None:
+            return False
+        vector = encode_totals(local.view.config, self._find_own(local, index, None))
+        return hashlib.sha256(vector.tobytes()).hexdigest() == summed.vector
 
     def mask(
         self, assignment: Train, local: LocalRun, journal: RunJournal, update: FinishedUpdate
@@ -356,8 +390,30 @@ def _check_repeated(journal: RunJournal, client: Client) -> None:
 def _note_disclosed(journal: RunJournal, client: Client) -> None:
     summed, number = _read_summed(journal), client.attempt.round
     kept = {0: summed.disclosed[0]} if 0 in summed.disclosed else {}
-    disclosed = {**kept, number: _disclosed_by(client)}
-    _keep(journal.folder / "summed.json", summed.model_copy(update={"disclosed": disclosed}))
+    changes = {"disclosed": {**kept, number: _disclosed_by(client)}, "sets": _sets_with(summed, client)}
+    _keep(journal.folder / "summed.json", summed.model_copy(update=changes))
+
+
+def _sets_with(summed: _Summed, client: Client) -> tuple[tuple[int, ...], ...]:
+    """Round 0 sums other numbers than all later ones, whose scores are the same in each."""
+    members = client.survivors or ()
+    return (*summed.sets, members) if client.attempt.round and members not in summed.sets else summed.sets
+
+
+def _check_apart(journal: RunJournal, client: Client, least: int) -> None:
+    """A site's score is the same in every round: sums over different sets tell it by their difference.
+
+    Whoever adds and subtracts the sums gets sums over sites that were in exactly the same of them, together:
+    ``least`` of each are asked for.
+    """
+    sets = _sets_with(_read_summed(journal), client)
+    alike = Counter(tuple(index in members for members in sets) for index in set().union(*sets))
+    fewest = min(alike.values(), default=least)
+    if fewest < least:
+        raise ProtocolRefused(
+            f"this sum and those before it in the run differ by {fewest} of the sites, whose score the "
+            f"difference would tell; this site asks for {least} (smallest_difference in its policy)"
+        )
 
 
 def _disclosed_by(client: Client) -> _Disclosed:

@@ -243,6 +243,10 @@ class Site:
         call, examples = self._splits[local.view.run, self._own_split]
         return call.digest(), examples.digest()
 
+    def count_loaded(self, local: LocalRun) -> int:
+        """How many examples were loaded for the run, whatever part of them this client takes."""
+        return len(self._splits[local.view.run, self._own_split][1])
+
     @local_faults(Doing.LOADING_TRAINING_DATA)
     def reload_data(self, local: LocalRun) -> None:
         """Load again what the run uses, as it is now."""

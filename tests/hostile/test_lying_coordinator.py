@@ -36,12 +36,16 @@ class Lying(httpx.BaseTransport):
             return response
         found: Work = json.loads(b"".join(response.iter_raw()))
         self._lie(found)
-        body = json.dumps(found).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(body))
+        return answer(found)
 
     def close(self) -> None:
         self._network.close()
+
+
+def answer(found: Work) -> httpx.Response:
+    body = json.dumps(found).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    return httpx.Response(200, headers=headers, stream=httpx.ByteStream(body))
 
 
 def is_at(work: Work, round: int, step: str) -> bool:
@@ -137,4 +141,52 @@ def test_a_lie_ends_the_attempt_and_is_told(
     at.wait_for(lambda: sentence in sites[teller].log)
     assert at.admin.post("/runs/lied/stop").status_code == 200
     for site in sites:
+        site.join()
+
+
+class Unmasking(httpx.BaseTransport):
+    """The network of a site to which the run is shown without its secure sums."""
+
+    def __init__(self) -> None:
+        self._network = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._network.handle_request(request)
+        if request.url.path != "/api/v1/runs/lied" or response.status_code != httpx.codes.OK:
+            return response
+        view: Work = json.loads(b"".join(response.iter_raw()))
+        view["config"]["secure"] = None
+        return answer(view)
+
+    def close(self) -> None:
+        self._network.close()
+
+
+class Ending(httpx.HTTPTransport):
+    """The network of a site that is not known any more once it is over."""
+
+    over = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.over:
+            request.headers["Authorization"] = "Bearer of-nobody"
+        return super().handle_request(request)
+
+
+def test_a_run_joined_with_secure_sums_stays_so_after_a_restart(at: Live, tmp_path: Path) -> None:
+    """A site reads the run's configuration again when it starts, and may be shown another one."""
+    config = run_config("lied", rounds=1, max_attempts=1, secure={}, autostart=False)
+    create(at, **config.model_dump(mode="json"))
+    network = Ending()
+    first = worker(at, tmp_path, "site-0", partition="run", index=0, transport=network)
+    at.wait_for(lambda: [row["status"] for row in at.run("lied")["enrolments"]] == ["ready"], 60)
+    network.over = True
+    assert first.join() != 0
+    again = worker(at, tmp_path, "site-0", partition="run", index=0, transport=Unmasking())
+    more = [worker(at, tmp_path, f"site-{index}", partition="run", index=index) for index in (1, 2)]
+    at.wait_for(lambda: len(at.run("lied")["enrolments"]) == len(more) + 1, 60)
+    assert at.admin.post("/runs/lied/start").status_code == 200
+    at.wait_for(lambda: "asks for its numbers in clear" in again.log, 60)
+    assert at.admin.post("/runs/lied/stop").status_code == 200
+    for site in (again, *more):
         site.join()

@@ -274,7 +274,7 @@ def test_d7_a_site_with_one_example_declines_a_model_with_batch_normalisation(
     create(at, name="norm", task=name, min_clients=1, partition="iid:9")
     member = worker(at, tmp_path, "north", task=name, partition="run")
     row = row_of(at, "norm", "north")
-    told = Fault(FaultCode.TOO_FEW_EXAMPLES, counts={"examples": 1})
+    told = Fault(FaultCode.TOO_FEW_EXAMPLES)
     assert (row["status"], row["reason"]) == ("declined", told.sentence)
     assert member.join() == 4
     assert "which needs 2 examples in a batch; there is 1 example." in member.log
@@ -311,3 +311,38 @@ def test_d6_files_that_are_none_of_the_examples_change_nothing(at: Live, tmp_pat
     assert at.run("skin")["status"] == "completed"
     assert "have changed" not in member.log
     assert member.log.count("told d = ") == 1
+
+
+def test_d6_changed_data_in_a_secure_run_after_its_sums(at: Live, tmp_path: Path) -> None:
+    """The coordinator knows no site's number: whether it is the same, the site remembers by itself."""
+    local = {"steps": 1, "batch_size": 8}
+    create(
+        at, name="skin", task="imagefolder", task_options=OPTIONS, rounds=99, min_clients=3, secure={},
+        weighting={"kind": "disco"}, local=local,
+    )  # fmt: skip
+    settings = {"north": "continue", "south": "decline", "west": "enrol"}
+    data = {name: images(tmp_path / f"{name}-data", {"a": ".png", "b": ".png"}) for name in settings}
+    crew = {
+        name: worker(at, tmp_path, name, task="imagefolder", data=data[name], on_changed_data=what)
+        for name, what in settings.items()
+    }
+    at.wait_for(lambda: at.run("skin")["completed_rounds"] >= 1, 60)
+    assert at.admin.post("/runs/skin/pause").status_code == 200
+    told = at.run("skin")["totals"]
+    (data["north"] / "a" / "00.png").rename(data["north"] / "b" / "moved.png")
+    change(data["west"])
+    assert at.admin.post("/runs/skin/resume").status_code == 200
+    at.wait_for(lambda: "continuing with 40 examples as before" in crew["north"].log, 60)
+    at.wait_for(lambda: crew["west"].log.count("skin: enrolled") == 2, 60)
+    assert "leaving, and enrolling anew" in crew["west"].log
+    done = at.run("skin")["completed_rounds"]
+    at.wait_for(
+        lambda: at.run("skin")["completed_rounds"] > done + 1, 60
+    )  # no numbers here are in the totals
+    assert at.admin.post("/runs/skin/stop").status_code == 200
+    for member in crew.values():
+        member.join()
+    assert at.run("skin")["totals"] == told
+    rows = at.run("skin")["enrolments"]
+    assert [row["examples"] for row in rows] == [0, 0, 0]
+    assert not any(number in (row["reason"] or "") for row in rows for number in ("40", "50"))

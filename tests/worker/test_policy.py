@@ -63,6 +63,7 @@ POLICIES = st.builds(
     fewest_trainers=st.integers(1, 100),
     sums_only=st.booleans(),
     smallest_sum=st.integers(3, 100),
+    smallest_difference=st.integers(1, 100),
     features=st.sampled_from(["nothing", "means", "covariances"]),
     most_epsilon=st.none() | st.floats(0.001, 100),
     epsilon_delta=st.floats(1e-12, 0.5),

@@ -15,7 +15,7 @@ from shared.secure.messages import Attempt
 from shared.secure.ring import Ring
 from tests.helpers.secure_parties import Party, random_vectors
 from worker.journal import Journal, RunJournal
-from worker.secure_work import _check_repeated, _keep_client, _note_disclosed, _read
+from worker.secure_work import _check_apart, _check_repeated, _keep_client, _note_disclosed, _read, _Summed
 from worker.state import describe_identity, find_identities, obtain_identity
 
 RING = Ring(64, clients=5, limit=8.0)
@@ -55,6 +55,25 @@ def test_a_second_sum_of_a_round_over_others_is_refused(journal: RunJournal) -> 
     with pytest.raises(ProtocolRefused, match="other numbers"):
         _check_repeated(journal, changed)
     _check_repeated(journal, agreed(Party(vectors, RING, attempt=attempt(4)), everybody[:3]))
+
+
+def test_sums_that_differ_by_few_sites_are_unmasked_where_the_policy_lets_them(journal: RunJournal) -> None:
+    vectors = random_vectors(RING, 9, 20, seed=1)
+    everybody = list(vectors)
+
+    def asked(number: int, missing: int) -> Client:
+        return agreed(Party(vectors, RING, attempt=attempt(number)), everybody[: len(everybody) - missing])
+
+    _check_apart(journal, asked(0, 3), least=3)
+    _note_disclosed(journal, asked(0, 3))  # of other numbers
+    for number, missing in ((1, 0), (2, 3), (3, 0)):
+        _check_apart(journal, asked(number, missing), least=3)
+        _note_disclosed(journal, asked(number, missing))
+    for missing in (1, 2):
+        with pytest.raises(ProtocolRefused, match=r"differ by [12] of the sites, .* asks for 3"):
+            _check_apart(journal, asked(4, missing), least=3)
+        _check_apart(journal, asked(4, missing), least=1)
+    assert len(_read(journal.folder / "summed.json", _Summed).sets) == 2  # type: ignore[union-attr]
 
 
 def test_the_first_sum_is_remembered_beside_the_newest(journal: RunJournal) -> None:

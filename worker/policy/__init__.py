@@ -103,6 +103,13 @@ class Policy(Frozen):
         SMALLEST_SUM,
         description="Sites in a secure sum that this site helps to unmask, at least, itself included.",
     )
+    smallest_difference: Annotated[int, Field(ge=1, strict=True)] = Field(
+        1,
+        description="Sites by which the secure sums of a run's rounds may differ, at least. A site's score "
+        "is the same in every round, so with 1 that of a site that was missing once, or came late, is known "
+        "by the difference; with 3 that of three sites together is, and this site does not help to unmask a "
+        "round in which one or two are missing.",
+    )
     disclosure: Disclosure = Field(
         "noised",
         description="What runs are told of the labels here: no discrepancy (`none`), one with noise "
