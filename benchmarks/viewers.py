@@ -83,11 +83,16 @@ class Client:
 
 
 class Viewer:
-    """An open page's stream: reads and forgets. With ``pages`` it fetches the page when there is news."""
+    """An open page's stream: reads and forgets. With ``pages`` it fetches the page when there is news.
 
-    def __init__(self, url: httpx.URL, after: int, *, pages: bool) -> None:
+    ``place``, from 0 to 1: when within a page's pace it does so, as pages that were opened one after another.
+    """
+
+    def __init__(self, url: httpx.URL, after: int, *, pages: bool, place: float = 0.0) -> None:
         self._address = url.host, url.port
         self._pages = pages
+        self._place = place
+        self.pace = 0.5
         self._news = asyncio.Event()
         self.fetched, self.unchanged = 0, 0
         path = f"/api/v1/runs/{RUN}/events?after={after}"
@@ -115,12 +120,15 @@ class Viewer:
     async def _fetch_pages(self) -> None:
         """On a connection of its own, as a browser keeps one."""
         reader, writer = await asyncio.open_connection(*self._address)
-        etag, pace = "", 0.5
+        etag = ""
+        await self._news.wait()
+        due = time.monotonic() + self._place * self.pace
         try:
             while True:
                 await self._news.wait()
-                await asyncio.sleep(pace)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
                 self._news.clear()
+                due = time.monotonic() + self.pace
                 known = f"If-None-Match: {etag}\r\n" if etag else ""
                 asked = f"GET /runs/{RUN} HTTP/1.1\r\nHost: {self._address[0]}\r\nAccept: text/html\r\n"
                 writer.write(f"{asked}{REFETCH}: 1\r\n{known}\r\n".encode())
@@ -134,8 +142,7 @@ class Viewer:
                 if not head.startswith("http/1.1 200"):
                     raise Failed(f"A page was refused: {head[:200]}")
                 etag = head.partition("etag: ")[2].partition("\r\n")[0]
-                if found := re.search(rb'data-pace="([\d.]+)"', body):
-                    pace = float(found[1])
+                self.pace = find_pace(body.decode())
         finally:
             writer.close()
 
@@ -143,12 +150,15 @@ class Viewer:
 @contextlib.asynccontextmanager
 async def watching(url: str, many: int, after: int, *, pages: bool) -> AsyncIterator[list[Viewer]]:
     """Viewers whose streams are open."""
-    viewers = [Viewer(httpx.URL(url), after, pages=pages) for _ in range(many)]
+    viewers = [Viewer(httpx.URL(url), after, pages=pages, place=n / many) for n in range(many)]
     opened = asyncio.Semaphore(0)
     tasks = [asyncio.create_task(viewer.run(opened)) for viewer in viewers]
     try:
         for _ in range(many):
             await asyncio.wait_for(opened.acquire(), PATIENCE_SECONDS)
+        pace = find_pace(await asyncio.to_thread(load_page, url))
+        for viewer in viewers:
+            viewer.pace = pace
         yield viewers
     finally:
         for task in tasks:
@@ -156,17 +166,21 @@ async def watching(url: str, many: int, after: int, *, pages: bool) -> AsyncIter
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def play(clients: list[Client], rounds: range) -> None:
+async def play(clients: list[Client], rounds: range, seconds: float = 0.0) -> None:
+    """Each round lasts ``seconds`` at least."""
     for number in rounds:
-        await asyncio.gather(*(asyncio.to_thread(client.take_part, number) for client in clients))
+        work = [asyncio.to_thread(client.take_part, number) for client in clients]
+        await asyncio.gather(*work, asyncio.sleep(seconds))
 
 
-async def measure_rounds(running: Deployment, clients: list[Client], rounds: range) -> dict[str, float]:
+async def measure_rounds(
+    running: Deployment, clients: list[Client], rounds: range, seconds: float = 0.0
+) -> dict[str, float]:
     process = psutil.Process(running.processes.running["coordinator"].pid)
     for client in clients:
         client.upload_seconds.clear()
     before, began = process.cpu_times(), time.monotonic()
-    await play(clients, rounds)
+    await play(clients, rounds, seconds)
     after, ended = process.cpu_times(), time.monotonic()
     used = after.user + after.system - before.user - before.system
     uploads = [seconds for client in clients for seconds in client.upload_seconds]
@@ -200,48 +214,65 @@ def enrolled(running: Deployment, tokens: list[str], rounds: int) -> Iterator[li
             client.close()
 
 
+def load_page(url: str) -> str:
+    return httpx.get(f"{url}/runs/{RUN}", headers={"Accept": "text/html"}, timeout=60.0).text
+
+
+def find_pace(page: str) -> float:
+    """How often the page says that its script may ask for it again, in seconds."""
+    found = re.search(r'data-pace="([\d.]+)"', page)
+    if found is None:
+        raise Failed("The page of the run names no pace.")
+    return float(found[1])
+
+
 def find_newest_event(running: Deployment) -> int:
     """What an open page asks its stream for: all that it does not show yet."""
-    page = httpx.get(f"{running.url}/runs/{RUN}", headers={"Accept": "text/html"}, timeout=60.0).text
-    found = re.search(r"/events\?after=(\d+)", page)
+    found = re.search(r"/events\?after=(\d+)", load_page(running.url))
     if found is None:
         raise Failed("The page of the run names no stream.")
     return int(found[1])
 
 
 async def compare(
-    running: Deployment, clients: list[Client], viewers: int, rounds: int, *, pages: bool
+    running: Deployment, clients: list[Client], viewers: int, rounds: int, *, pages: bool, seconds: float
 ) -> dict[str, Any]:
-    """The same number of rounds without viewers and with them, after some to warm up."""
+    """The same number of rounds without viewers and with them, after some to warm up, each time."""
     await play(clients, range(1, rounds + 1))
-    alone = await measure_rounds(running, clients, range(rounds + 1, 2 * rounds + 1))
+    alone = await measure_rounds(running, clients, range(rounds + 1, 2 * rounds + 1), seconds)
     async with watching(running.url, viewers, find_newest_event(running), pages=pages) as open_streams:
-        watched = await measure_rounds(running, clients, range(2 * rounds + 1, 3 * rounds + 1))
+        await play(clients, range(2 * rounds + 1, 3 * rounds + 1), seconds)
+        before = sum(viewer.fetched for viewer in open_streams)
+        watched = await measure_rounds(running, clients, range(3 * rounds + 1, 4 * rounds + 1), seconds)
         each = statistics.mean(viewer.bytes for viewer in open_streams)
-    fetched = sum(viewer.fetched for viewer in open_streams)
+        fetched = sum(viewer.fetched for viewer in open_streams) - before
     added = watched["cpu_seconds_a_round"] / alone["cpu_seconds_a_round"] - 1
     return {
         "alone": alone,
         "watched": watched,
         "bytes_a_viewer": round(each),
         "pages_a_second": round(fetched / (rounds * watched["seconds_a_round"]), 1),
+        "pace_seconds": open_streams[0].pace,
         "pages_unchanged": sum(viewer.unchanged for viewer in open_streams),
         "added_share": round(added, 3),
         "within_target": added <= TARGET_SHARE,
     }
 
 
-def measure(folder: Path, *, viewers: int, rounds: int, pages: bool = False) -> dict[str, Any]:
+def measure(
+    folder: Path, *, viewers: int, rounds: int, pages: bool = False, seconds: float = 0.0
+) -> dict[str, Any]:
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, CLIENTS)
-    with deployment(folder, database) as running, enrolled(running, tokens, 3 * rounds) as clients:
-        found = asyncio.run(compare(running, clients, viewers, rounds, pages=pages))
+    with deployment(folder, database) as running, enrolled(running, tokens, 4 * rounds) as clients:
+        found = asyncio.run(compare(running, clients, viewers, rounds, pages=pages, seconds=seconds))
     return {
         "benchmark": "viewers",
         "viewers": viewers,
         "rounds": rounds,
         "pages": pages,
+        "least_seconds_a_round": seconds,
         **machine(),
         **found,
     }
@@ -252,10 +283,19 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=20, help="rounds that are measured, each time")
     parser.add_argument("--pages", action="store_true", help="viewers fetch the run's page again, too")
+    parser.add_argument("--seconds", type=float, default=0.0, help="that each measured round lasts at least")
     chosen = parse(parser, {"viewers": 5, "rounds": 1})
-    print_result(
-        lambda folder: measure(folder, viewers=chosen.viewers, rounds=chosen.rounds, pages=chosen.pages)
-    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        return measure(
+            folder,
+            viewers=chosen.viewers,
+            rounds=chosen.rounds,
+            pages=chosen.pages,
+            seconds=chosen.seconds,
+        )
+
+    print_result(run)
 
 
 if __name__ == "__main__":

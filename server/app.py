@@ -310,6 +310,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         coordinator.space.find_warnings,
         coordinator.entrance.url,
         lambda: coordinator.feeds.followers,
+        coordinator.hub.sleep,
     )
     app.include_router(pages, dependencies=[Viewer])
     for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator), Users(coordinator)):

@@ -1,8 +1,9 @@
 """Pages made once for all who may see the same: what costs a rendering is a change, not a viewer.
 
 An open page asks for itself again whenever something happens (``static/live.js``). Such a request waits
-until the page may be made anew, which is at most twice a second, and then takes what was made for everybody
-who waited. Who comes to a page by hand waits for nothing, and sees what is known at that moment.
+until the page may be made anew, which is at most twice a second (less often while many pages are open), and
+then takes what was made for everybody who waited. Who comes to a page by hand waits for nothing, and sees
+what is known at that moment.
 """
 
 from __future__ import annotations
@@ -53,24 +54,25 @@ class Made:
     began: float
     seconds: float
 
-    @property
-    def next_at(self) -> float:
-        return self.began + max(INTERVAL_SECONDS, 3 * self.seconds)
-
 
 class KeptPages:
     """The newest rendering of each page; all methods run on the event loop.
 
     ``call`` runs a function on the viewers' threads, ``find_version`` gives a run's newest event (None: that
-    of all runs).
+    of all runs), ``find_interval`` the seconds between two renderings for scripts, if they are more than
+    :data:`INTERVAL_SECONDS`. ``sleep``: until it is time, or the process ends.
     """
 
     def __init__(
         self,
         call: Callable[[Callable[[], str]], Awaitable[str]],
         find_version: Callable[[str | None], Awaitable[int]],
+        find_interval: Callable[[], float] = lambda: INTERVAL_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._call = call
+        self._find_interval = find_interval
+        self._sleep = sleep
         self._find_version = find_version
         self._made: LRUCache[PageKey, Made] = LRUCache(KEPT_PAGES)
         self._locks: LRUCache[PageKey, asyncio.Lock] = LRUCache(KEPT_PAGES)
@@ -82,7 +84,7 @@ class KeptPages:
         """
         came = time.monotonic()
         if is_refetch and (known := self._made.get(key)) is not None:
-            await asyncio.sleep(max(0.0, known.next_at - came))
+            await self._sleep(max(0.0, self._find_next(known) - came))
         async with self._locks.setdefault(key, asyncio.Lock()):
             known = self._made.get(key)
             if known is not None and known.began >= came:
@@ -93,6 +95,10 @@ class KeptPages:
             if known is not None and is_same and came - known.began < KEPT_SECONDS:
                 return known
             return await self._make(key, make, version)
+
+    def _find_next(self, known: Made) -> float:
+        """When the page may be made anew for scripts."""
+        return known.began + max(INTERVAL_SECONDS, self._find_interval(), 3 * known.seconds)
 
     async def _make(self, key: PageKey, make: Callable[[], str], version: int) -> Made:
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 import hashlib
@@ -41,8 +42,10 @@ STATIC = Path(__file__).parent / "static"
 
 LARGEST_NUMBER = 999_999_999
 
-SECONDS_A_VIEWER = 0.02
-"""Each open page asks the more seldom for itself, the more are open: all together 50 times a second."""
+SECONDS_A_VIEWER = 0.06
+"""Each open page asks the more seldom for itself, the more are open: all together 17 times a second."""
+RENDERINGS_A_PACE = 4
+"""A page is made so many times in the time in which each that is open asks once, at most."""
 
 ANY_SEAL = "0000-seal-of-this-session-0000"
 """Stands in a page that was made for several sessions where each has its own seal."""
@@ -142,11 +145,13 @@ def pages_router(
     find_warnings: Callable[[], Sequence[str]] = tuple,
     address: str | None = None,
     count_viewers: Callable[[], int] = lambda: 0,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> APIRouter:
     """Routes of all pages but the sign-in; each says what ``find_warnings`` finds.
 
     ``call`` runs what reads and renders on a thread. ``address``: how sites reach the coordinator; None: as
     whoever looks at the page does. ``count_viewers``: how many pages are open, which sets their pace.
+    ``sleep``: so many seconds, or until the process ends.
 
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
     """
@@ -157,11 +162,13 @@ def pages_router(
     async def find_version(run: str | None) -> int:
         return int(await call(store.latest_event_id, run))
 
-    kept = KeptPages(call, find_version)
+    def find_pace() -> float:
+        return max(INTERVAL_SECONDS, SECONDS_A_VIEWER * count_viewers())
+
+    kept = KeptPages(call, find_version, lambda: find_pace() / RENDERINGS_A_PACE, sleep)
 
     def complete(page: Page) -> Page:
-        pace = max(INTERVAL_SECONDS, SECONDS_A_VIEWER * count_viewers())
-        return dataclasses.replace(page, warnings=tuple(find_warnings()), pace=round(pace, 1))
+        return dataclasses.replace(page, warnings=tuple(find_warnings()), pace=round(find_pace(), 1))
 
     async def answer(request: Request, template: str, make: Callable[[dt.datetime], Page]) -> Response:
         """A page for whoever asks; it is made for each of them."""

@@ -64,6 +64,7 @@ class Hub:
         self.closed = False
         self.relay: Relay | None = None
         self._feeds = feeds  # None: nobody follows events here
+        self._asleep: set[asyncio.Event] = set()
         self._polls: defaultdict[str, set[Waiter]] = defaultdict(set)
 
     @contextmanager
@@ -111,9 +112,23 @@ class Hub:
     def close(self) -> None:
         """The process is shutting down: everybody who waits is answered now."""
         self.closed = True
+        for alarm in self._asleep:
+            alarm.set()
         self._wake_everyone()
         if self._feeds is not None:
             self._feeds.wake_all()
+
+    async def sleep(self, seconds: float) -> None:
+        """So long, or until the process is shutting down."""
+        alarm = asyncio.Event()
+        self._asleep.add(alarm)
+        try:
+            async with asyncio.timeout(0 if self.closed else seconds):
+                await alarm.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._asleep.discard(alarm)
 
     def receive(self, message: dict[str, Any]) -> None:
         """A message from another process's relay (or from this one's ``_publish``)."""

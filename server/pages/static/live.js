@@ -9,7 +9,7 @@
   const connection = document.getElementById("connection");
   let stream = null;
   let failures = 0;
-  let lastFetch = -Infinity;
+  let lastFetch = 0; // when the page was asked for, by performance.now()
   let etag = null;
   let timer = null;
   let busy = false;

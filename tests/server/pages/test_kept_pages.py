@@ -67,6 +67,25 @@ def test_one_rendering_a_change_for_all_who_look() -> None:
     assert seen == {'<main data-now="2"> version 1</main>'}
 
 
+def test_while_many_look_scripts_wait_longer_and_who_comes_by_hand_does_not() -> None:
+    async def play() -> list[int]:
+        desk, counts = Desk(), []
+        desk.pages = KeptPages(desk.call, desk.find_version, lambda: 60.0)
+        await desk.get()
+        waiting = [asyncio.ensure_future(desk.get(is_refetch=True)) for _ in range(VIEWERS)]
+        await asyncio.sleep(0.6)
+        counts.append(desk.made)
+        desk.version = 1
+        assert "version 1" in await desk.get()
+        counts.append(desk.made)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return counts
+
+    assert asyncio.run(play()) == [1, 2]
+
+
 def test_a_script_sees_a_heartbeat_which_changes_no_version() -> None:
     async def play() -> int:
         desk = Desk()

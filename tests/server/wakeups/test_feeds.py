@@ -12,6 +12,7 @@ import pytest
 
 from server.wakeups import feeds as module
 from server.wakeups.feeds import EventBatch, Feed, Feeds, Follower
+from server.wakeups.hub import Hub
 from shared.problems import StorageUnavailable
 from shared.schemas import EventView
 
@@ -192,3 +193,16 @@ def test_the_more_follow_the_longer_is_the_pause(monkeypatch: pytest.MonkeyPatch
             feed.followers &= {follower}
 
     play(story)
+
+
+def test_who_sleeps_wakes_when_the_process_ends() -> None:
+    async def play() -> None:
+        hub = Hub()
+        await hub.sleep(0.01)
+        asleep = asyncio.ensure_future(hub.sleep(60))
+        await asyncio.sleep(0)
+        hub.close()
+        async with asyncio.timeout(5):
+            await asleep
+
+    asyncio.run(play())
