@@ -143,3 +143,16 @@ def test_what_is_refused(at: Live) -> None:
     assert "trains by Scaffold, whose clients keep control" in stateful.json()["detail"]
     assert sites[0].http.post("/runs/demo/rewind", json={"round": 0}).status_code == 403
     assert at.admin.post("/runs/demo/rewind", json={"round": -1}).status_code == 422
+
+
+def test_a_secure_run_is_neither_changed_nor_goes_back(at: Live) -> None:
+    """Its clients hold each other to one configuration, and unmask a round once."""
+    at.create(**SETTINGS, secure={})
+    before = at.run()["revision"]
+    changed = at.admin.patch("/runs/demo", json={"rounds": 9})
+    back = at.admin.post("/runs/demo/rewind", json={"round": 0})
+    for answer, why in ((changed, "hold each other to one configuration"), (back, "unmask a round once")):
+        assert (answer.status_code, answer.json()["code"]) == (409, "illegal-transition")
+        assert f"run 'demo' has secure sums, and its clients {why}" in answer.json()["detail"]
+        assert "run create --weights" in answer.json()["hint"]
+    assert at.run()["revision"] == before
