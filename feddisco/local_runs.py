@@ -112,12 +112,14 @@ def simulate(
     processes: int = 1,
     kernels: KernelsName = "torch",
     device: str = "cpu",
+    keep_checkpoint: bool = False,
     quiet: bool = True,
 ) -> Result:
     """Run a configuration (a file, a mapping, or ``demo``) without a coordinator.
 
     ``data`` is where its data lie. ``out`` is the result file, beside which the model is put; an unfinished
-    one is gone on with. Without it, both are temporary, and go with the result. The models are those of a
+    one is gone on with, also with more rounds than it was begun with; an ended one if it was run with
+    ``keep_checkpoint``. Without it, both are temporary, and go with the result. The models are those of a
     deployment, bit for bit, if PyTorch has one thread, as a worker on one core has.
 
     Raises:
@@ -136,6 +138,7 @@ def simulate(
         processes=processes,
         device=device,
         keep_model=tensors,
+        keep_checkpoint=keep_checkpoint,
         say=(lambda line: None) if quiet else print,
     )
     result = Result(path, given, model_path)

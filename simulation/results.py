@@ -29,6 +29,7 @@ __all__ = [
     "checkpoint_of",
     "commit",
     "header",
+    "is_longer",
     "made_with",
     "same_results",
     "versions",
@@ -116,13 +117,23 @@ def same_results(one: RunConfig, other: RunConfig) -> bool:
     return one.model_copy(update=defaults) == other.model_copy(update=defaults)
 
 
+def is_longer(config: RunConfig, begun: RunConfig) -> bool:
+    """Whether it asks for more rounds and nothing else, and no past round went by how many there are."""
+    by_rounds = (
+        config.weighting.goes_by_rounds or config.local.schedule.goes_by_rounds or config.dp is not None
+    )
+    longer = config.rounds > begun.rounds and not by_rounds
+    return longer and same_results(config, begun.model_copy(update={"rounds": config.rounds}))
+
+
 def check_same(
     config: RunConfig, kernels: KernelsName, device: torch.device, lines: list[dict[str, Any]], out: Path
 ) -> None:
     """Refuse to go on with another run's file; the engine may change, since it changes no bit."""
     if not lines:
         return
-    if not same_results(RunConfig.model_validate(lines[0].get("config")), config):
+    begun_with = RunConfig.model_validate(lines[0].get("config"))
+    if not same_results(begun_with, config) and not is_longer(config, begun_with):
         raise InvalidConfiguration(
             f"{out} holds the results of another configuration.",
             hint="Give another --out, or remove the file.",

@@ -33,7 +33,7 @@ from simulation.engines.ray import Ray
 from simulation.federation import Federation, RoundOutcome, TimedShadow
 from simulation.jobs import WorkbenchSpec
 from simulation.kernels import KernelsName
-from simulation.results import Results, check_same, checkpoint_of, header, same_results
+from simulation.results import Results, check_same, checkpoint_of, header, is_longer, same_results
 
 __all__ = ["Results", "Setup", "Simulation", "same_results", "simulate"]
 
@@ -54,6 +54,7 @@ def simulate(
     device: str = "cpu",
     until: int | None = None,
     keep_model: Path | None = None,
+    keep_checkpoint: bool = False,
     say: Callable[[str], None] = print,
 ) -> str:
     """Run ``config``, writing to ``out``; goes on where an interrupted call left. Returns the final digest.
@@ -61,6 +62,7 @@ def simulate(
     ``cache`` is a folder where decoded images are kept from call to call.
     ``until`` stops after that round; a later call goes on from there.
     ``keep_model`` is where the model is put that the run ends with (until then: its newest, or its best).
+    ``keep_checkpoint``: a later call may ask for more rounds, also when all are done.
     ``engine`` maps the clients of a round, with the same result, bit for bit: None is what ``processes``
     (more than one trains clients side by side) or ``address`` asks for.
     ``kernels`` compute a client: those of ``native`` are faster on small networks and equal but for rounding.
@@ -70,7 +72,9 @@ def simulate(
     Raises InvalidConfiguration if ``out`` belongs to another configuration or the run cannot start.
     """
     chosen = choose_engine(engine, processes, address)
-    setup = Setup(source, cache, chosen, kernels, processes, address, choose(device), keep_model)
+    setup = Setup(
+        source, cache, chosen, kernels, processes, address, choose(device), keep_model, keep_checkpoint
+    )
     with Simulation(config, setup, out, say) as run:
         if run.is_over:
             say(f"{out}: done already, final model sha256 {run.digest}")
@@ -89,6 +93,7 @@ class Setup:
     address: str | None = None
     device: torch.device = CPU
     keep_model: Path | None = None
+    keep_checkpoint: bool = False
 
 
 class Simulation:
@@ -120,7 +125,11 @@ class Simulation:
     def is_over(self) -> bool:
         """Whether the last round's result is there, and so nothing is left to train."""
         lines = self._results.lines()
-        return bool(lines) and lines[-1]["kind"] == "end"
+        return bool(lines) and lines[-1]["kind"] == "end" and not self._is_longer(lines)
+
+    def _is_longer(self, lines: list[dict[str, Any]]) -> bool:
+        """Whether it asks for more rounds than the file was begun with."""
+        return bool(lines) and is_longer(self._config, RunConfig.model_validate(lines[0]["config"]))
 
     @property
     def digest(self) -> str:
@@ -144,7 +153,8 @@ class Simulation:
         self._train_rounds(until)
         if self._federation.run.status is RunStatus.COMPLETED:
             self._results.append(self._end_line())
-            shutil.rmtree(checkpoint_of(self._results.path))
+            if not self._setup.keep_checkpoint:
+                shutil.rmtree(checkpoint_of(self._results.path))
         return self.digest
 
     def _end_line(self) -> dict[str, Any]:
@@ -167,6 +177,12 @@ class Simulation:
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
         self._workbench = spec.build(setup.device)
         folder = checkpoint_of(self._results.path)
+        before = self._results.lines()
+        if self._is_longer(before) and before[-1]["kind"] == "end" and not folder.exists():
+            raise InvalidConfiguration(
+                f"{self._results.path} has all its rounds; what a further one would start from was not kept.",
+                hint="Give another --out; with --keep-checkpoint from the start, rounds can be added.",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         lines = self._round_lines() if self._config.needs_scores else []
         scores = {line["round"]: _read_scores(line) for line in lines}
@@ -176,7 +192,11 @@ class Simulation:
             self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
         )
         if lines := self._results.lines():
-            self._results.rewrite([line for line in lines if line.get("round", 0) <= self.completed])
+            rounds = [
+                line for line in lines[1:] if line["kind"] == "round" and line["round"] <= self.completed
+            ]
+            first = lines[0] | {"config": self._config.model_dump(mode="json")}
+            self._results.rewrite([first if self._is_longer(lines) else lines[0], *rounds])
         else:
             self._results.append(header(self._config, setup.engine, setup.kernels, setup.device))
 

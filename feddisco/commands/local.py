@@ -46,6 +46,12 @@ def simulate_run(
     device: Device = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="Number of clients to train side by side.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="PyTorch's threads if there is one process.")] = 1,
+    keep_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--keep-checkpoint", help="Keep what a later call with more rounds goes on from, also at the end."
+        ),
+    ] = False,
 ) -> None:
     """Run a configuration without a coordinator: the same models, bit for bit, with the kernels torch."""
     from feddisco.admin import load_config
@@ -66,6 +72,7 @@ def simulate_run(
         processes=processes,
         address=address,
         device=device,
+        keep_checkpoint=keep_checkpoint,
         say=echo,
     )
 

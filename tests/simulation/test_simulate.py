@@ -105,6 +105,30 @@ def test_a_finished_one_is_not_run_again(tmp_path: Path) -> None:
     assert out.read_bytes() == before
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["ended", "interrupted"])
+def test_more_rounds_than_first_asked_are_those_of_a_longer_run(tmp_path: Path, keep: bool) -> None:
+    out, at_once = tmp_path / "r.jsonl", tmp_path / "once.jsonl"
+    until = None if keep else 1
+    simulate(config(rounds=2), source=None, out=out, until=until, keep_checkpoint=keep, say=lambda line: None)
+    assert run(config(rounds=3), out) == run(config(rounds=3), at_once)
+    shown = [[line["model"] for line in Results(path).lines()[1:]] for path in (out, at_once)]
+    assert shown[0] == shown[1]
+    assert Results(out).lines()[0]["config"]["rounds"] == 3
+
+
+def test_rounds_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    run(config(rounds=1), out)
+    before = out.read_bytes()
+    with pytest.raises(InvalidConfiguration, match="what a further one would start from was not kept"):
+        run(config(rounds=2), out)
+    cosine = {"local": config().local.model_dump(mode="json") | {"schedule": "cosine"}}
+    run(config(rounds=1, **cosine), tmp_path / "c.jsonl")
+    with pytest.raises(InvalidConfiguration, match="another configuration"):
+        run(config(rounds=2, **cosine), tmp_path / "c.jsonl")
+    assert out.read_bytes() == before
+
+
 def test_several_processes_give_the_same_models(tmp_path: Path) -> None:
     one = run(config(rounds=2), tmp_path / "one.jsonl")
     assert run(config(rounds=2), tmp_path / "two.jsonl", processes=2) == one
