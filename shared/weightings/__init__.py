@@ -39,6 +39,11 @@ __all__ = [
 ]
 
 
+LARGEST_LOSS = 1e100
+"""Beyond any loss of a model in float32; sums and squares of losses up to it are finite."""
+_LOSSES = {Need.START_LOSS, Need.END_LOSS}
+
+
 def available() -> tuple[str, ...]:
     """Names of the built-in weightings, in alphabetical order."""
     names = (found.name for found in pkgutil.iter_modules(__path__))
@@ -141,8 +146,12 @@ def find_refusal(weighting: Weighting, row: Contribution) -> str | None:
         Need.START_LOSS: (row.start_loss, "its loss of the model that it received is missing or not finite"),
         Need.END_LOSS: (row.end_loss, "its loss of the model that it sent is missing or not finite"),
     }
-    missing = [why for need, (value, why) in known.items() if need in weighting.needs and value is None]
-    return missing[0] if missing else weighting.find_refusal(row)
+    for need, (value, why) in known.items():
+        if need in weighting.needs and value is None:
+            return why
+        if need in _LOSSES & weighting.needs and isinstance(value, float) and abs(value) > LARGEST_LOSS:
+            return f"it declares a loss of {value:g}, and none above {LARGEST_LOSS:g} is believed"
+    return weighting.find_refusal(row)
 
 
 def _exclude(weighting: Weighting, row: Contribution) -> LedgerEntry:

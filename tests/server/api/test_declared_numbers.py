@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import load
 
 from shared.problems import InvalidConfiguration
-from shared.weightings import Contribution, weigh
+from shared.weightings import Contribution, find_taken, weigh
 from shared.weightings.base import Weighed, Weighting, WeightingRound, make_rows
+from shared.weightings.feddgga import FedDgGaWeighting
 from tests.helpers.live_coordinator import CLASSES, TASK, Live, enrolled, file_of, live
 
 SIZES = {"kind": "sizes"}
@@ -85,6 +86,17 @@ def test_a_loss_below_0_turns_no_update_round(at: Live) -> None:
     honest, liar = at.admin.get("/runs/demo/rounds/1").json()["ledger"]
     assert (honest["weight"], liar["included"]) == (1.0, False)
     assert liar["reason"] == "its loss of the model that it received is below 0"
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308])
+def test_losses_whose_sum_is_no_number_are_left_out(loss: float) -> None:
+    """Two of 1.7e308 made every weight NaN by the rule of FedDG-GA, and so the run paused."""
+    weighting = FedDgGaWeighting()
+    liars = [Contribution(index, 10, start_loss=loss, end_loss=1.0) for index in range(2)]
+    rows = [*liars, Contribution(2, 10, start_loss=1.0, end_loss=0.5)]
+    weighed = weigh(weighting, rows, WeightingRound(find_taken(weighting, rows), rows))
+    assert [row.weight for row in weighed.rows] == [0, 0, 1]
+    assert weighed.rows[0].reason == f"it declares a loss of {loss:g}, and none above 1e+100 is believed"
 
 
 class Upside(Weighting):
