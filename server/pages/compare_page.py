@@ -65,6 +65,8 @@ def compare_page(
     grouped = not asked.apart
     series = make_series(runs, measure, grouped=grouped)
     baseline = _baseline(series, asked.baseline)
+    if baseline in series[DRAWN:]:  # what all others are measured by is drawn, however many there are
+        series = [baseline, *(one for one in series if one is not baseline)]
     target = _target(asked.target, series, measure)
     chosen = _round(asked.round)
     paths = differing(series, grouped=grouped)

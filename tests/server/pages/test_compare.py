@@ -247,3 +247,5 @@ def test_five_hundred_runs_cost_five_times_a_hundred(tmp_path: Path, migrated_sq
     assert all_statements == some_statements
     assert all_of_them < 12 * some, (all_of_them, some)
     store.engine.dispose()
+    last = read(client, "/compare?runs=run-00*&apart=1&baseline=run-009").tables[0]
+    assert [row[0].strip() for row in last[1:3]] == ["run-009", "run-000"], "the baseline is drawn"
