@@ -233,8 +233,9 @@ def restore(
 
     Tokens that were revoked later stay revoked: those in the data folder's list, if it is the same
     installation's, and in ``revocations``; otherwise the operator has to say that there were none, or has all
-    revoked. They are applied at the next start. Runs that were deleted later are deleted again then, unless
-    ``with_deleted`` brings them back.
+    revoked. They are applied at the next start. Join codes that the snapshot holds as usable are withdrawn:
+    which of them were used since is noted nowhere else. Runs that were deleted later are deleted again at the
+    next start, unless ``with_deleted`` brings them back.
     """
     snapshot = _find(folder, name)
     manifest = snapshot.manifest()
@@ -264,12 +265,22 @@ def restore(
                 if later == "all":
                     _revoke_all(kept, store)
                 store.end_all_sessions()  # which of them were ended since is not known
-                store.add_audit_entry(
-                    "restored", actor="restore", now=utc_now(), detail={"snapshot": snapshot.folder.name}
-                )
+                withdrawn = store.withdraw_join_tokens(utc_now())
+                detail = {"snapshot": snapshot.folder.name, "join_codes_withdrawn": withdrawn}
+                store.add_audit_entry("restored", actor="restore", now=utc_now(), detail=detail)
             blobs.write_owner(manifest["database_id"], overwrite=True)
     said = f"Restored {snapshot.folder.name}: {copied} files copied, {len(lost)} missing."
-    return said + " Start the coordinator, then check with `feddisco verify`."
+    return f"{said}{_say_withdrawn(withdrawn)} Start the coordinator, then check with `feddisco verify`."
+
+
+def _say_withdrawn(codes: int) -> str:
+    if codes == 0:
+        return ""
+    which = "1 join code was" if codes == 1 else f"{codes} join codes were"
+    return (
+        f" {which} withdrawn, since the snapshot does not know what became of them; "
+        "`feddisco clients invite` makes new ones."
+    )
 
 
 def _refuse_living(settings: Settings, there: Store) -> None:

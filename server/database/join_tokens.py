@@ -27,6 +27,7 @@ __all__ = [
     "list_unrevoked_tokens",
     "revoke_join_token",
     "use_join_token",
+    "withdraw_join_tokens",
 ]
 
 
@@ -181,3 +182,9 @@ def revoke_join_token(connection: Writing, token: int, actor: str, now: dt.datet
     if connection.execute(join_tokens.update().where(unrevoked).values(revoked_at=now)).rowcount == 1:
         detail = {"id": token}
         add_events(connection, [{"kind": "join_token_revoked", "detail": detail}], actor=actor, now=now)
+
+
+def withdraw_join_tokens(connection: Writing, now: dt.datetime) -> int:
+    """Revoke all that could still be used; how many those were. Whoever asks for it writes why to the log."""
+    usable = sa.and_(*_usable(now))
+    return connection.execute(join_tokens.update().where(usable).values(revoked_at=now)).rowcount

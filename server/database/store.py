@@ -431,6 +431,10 @@ class Store:
         """NotFound if there is none of this id."""
         self._writer.write(lambda connection: join_tokens.revoke_join_token(connection, token, actor, now))
 
+    def withdraw_join_tokens(self, now: dt.datetime) -> int:
+        """Revoke all that could still be used; how many. No event: whoever asks writes the audit log."""
+        return self._writer.write(lambda connection: join_tokens.withdraw_join_tokens(connection, now))
+
     # ---------------------------------------------------------------- people
 
     def add_user(self, request: UserRequest, token_hash: str, actor: str, now: dt.datetime) -> None:

@@ -18,6 +18,7 @@ from server.settings import Settings
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from tests.helpers.databases import Postgres
 from tests.helpers.live_coordinator import (
+    JOIN,
     Live,
     ManualClient,
     enrolled,
@@ -96,8 +97,9 @@ def test_a_run_goes_on_from_a_backup_made_while_it_ran(
     restore(elsewhere, backup, later="none")
     kept = rows(target)
     assert '"action":"restored"' in str(kept["audit_log"].pop()[1])
-    assert {name: kept[name] for name in kept if name != "installation"} == {
-        name: stored[name] for name in stored if name != "installation"
+    others = {"installation", "join_tokens"}  # the codes are withdrawn
+    assert {name: kept[name] for name in kept if name not in others} == {
+        name: stored[name] for name in stored if name not in others
     }
     assert verify_storage(elsewhere).faults == ()
 
@@ -151,6 +153,37 @@ def test_a_token_that_was_revoked_after_the_backup_stays_revoked(database_url: s
     settle(database_url)
     restore(settings_for(database_url, tmp_path / "newer"), backup, replace=True, later="all")
     assert answers(tmp_path / "newer") == [401, 401, 401]
+
+
+def test_join_codes_of_the_backup_are_withdrawn(database_url: str, tmp_path: Path) -> None:
+    def join(at: Live, token: str, name: str) -> int:
+        return at.http(token).post("/clients", json={"name": name, "version": "test"}).status_code
+
+    backup = tmp_path / "backup"
+    with live(database_url, tmp_path / "data") as at:
+        once = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
+        often = at.admin.post("/join-tokens", json={"uses": 5}).json()["token"]
+        spent = at.admin.post("/join-tokens", json={"uses": 1}).json()["token"]
+        gone = at.admin.post("/join-tokens", json={}).json()["id"]
+        assert join(at, spent, "early") == 201
+        assert at.admin.delete(f"/join-tokens/{gone}").status_code == 204
+        back_up(at.coordinator.settings, backup)
+        assert join(at, once, "late") == 201
+    settle(database_url)
+    settings = settings_for(database_url, tmp_path / "elsewhere")
+    said = restore(settings, backup, replace=True, later="none")
+    # with that of the settings; the spent and the revoked one were of no use before
+    assert "3 join codes were withdrawn" in said
+    assert "`feddisco clients invite` makes new ones" in said
+    assert '"join_codes_withdrawn":3' in str(rows(database_url)["audit_log"][-1][1])
+    with live(database_url, tmp_path / "elsewhere") as at:
+        assert [join(at, code, "again") for code in (once, often, spent, JOIN)] == [401] * 4
+        made = at.admin.post("/join-tokens", json={}).json()["token"]
+        assert join(at, made, "again") == 201
+    settle(database_url)
+    settings = settings_for(database_url, tmp_path / "elsewhere")
+    back_up(settings, backup)
+    assert "join code" not in restore(settings, backup, replace=True), "none is left to withdraw"
 
 
 def test_damage_on_either_side_is_told(database_url: str, tmp_path: Path) -> None:
