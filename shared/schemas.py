@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -627,12 +629,16 @@ class RoundView(View):
 
 
 class RoundScore(NamedTuple):
-    """One evaluator's numbers of one round; ``accuracy`` from 0 to 1, None where it has none."""
+    """One evaluator's numbers of one round; ``accuracy`` from 0 to 1, None where it has none.
+
+    ``extra`` are all other scores by name.
+    """
 
     round: int
     examples: int
     accuracy: float | None
     loss: float | None
+    extra: Mapping[str, float] = MappingProxyType({})
 
 
 class ComparedRun(NamedTuple):

@@ -9,7 +9,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from shared.metric_names import OF_A_CLASS, OVER_ALL
 
 if TYPE_CHECKING:
     from shared.config import ScoreRule
@@ -19,6 +21,7 @@ __all__ = [
     "Standing",
     "combine",
     "describe_score",
+    "find_direction",
     "find_score",
     "is_better",
     "is_lower_better",
@@ -40,6 +43,18 @@ def is_lower_better(name: str) -> bool:
     [True, True, False]
     """
     return any(word in _kind(name) for word in _LOWER)
+
+
+def find_direction(name: str) -> Literal["higher", "lower"] | None:
+    """Which values are better; None: a task's own score, of which nothing but its name is known.
+
+    >>> [find_direction(name) for name in ("macro_f1", "own_error", "perplexity")]
+    ['higher', 'lower', None]
+    """
+    if is_lower_better(name):
+        return "lower"
+    known = ("accuracy", *OVER_ALL, *OF_A_CLASS)
+    return "higher" if name.partition(":")[0] in known else None
 
 
 def _kind(name: str) -> str:

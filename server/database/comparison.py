@@ -25,11 +25,11 @@ def read_compared(connection: Reading, names: Sequence[str]) -> list[ComparedRun
     found = {row.run: row for row in connection.select(wanted.where(runs.c.run.in_(names)))}
     scores: dict[str, list[RoundScore]] = {name: [] for name in found}
     columns = (evaluations.c.run, evaluations.c.round, evaluations.c.examples)
-    numbers = (evaluations.c.accuracy, evaluations.c.loss)
+    numbers = (evaluations.c.accuracy, evaluations.c.loss, evaluations.c.extra)
     counted = sa.and_(evaluations.c.run.in_(names), counts_for_headline())
     scored = sa.select(*columns, *numbers).where(counted).order_by(evaluations.c.round)
-    for run, round, examples, accuracy, loss in connection.select(scored):
-        scores[run].append(RoundScore(round, examples, accuracy, loss))
+    for run, *score in connection.select(scored):
+        scores[run].append(RoundScore(*score))
     return [
         ComparedRun(
             name,

@@ -10,20 +10,24 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from server.pages.charts import LineChart, line_chart
-from server.pages.comparison import Gain, Measure, Series, differing, find_gain, make_series
+from server.pages.comparison import Gain, Series, differing, find_gain, make_series
 from server.pages.contexts import ComparedLine, ComparedRow, ComparePage
+from server.pages.metric_words import name_metric, write_metric
 from server.pages.reader import Reader
 from server.pages.words import ABSENT, number, percent
 from server.web.numbers import parse_whole
+from shared.metric_names import CONFUSION
 from shared.problems import InvalidRequest, NotFound
 from shared.schemas import ComparedRun
-from shared.scores import summarise
+from shared.scores import find_direction, summarise
 
 __all__ = ["Asked", "compare_page"]
 
 MOST_RUNS = 500
 DRAWN = 6
 """Series with a curve and a column: more would not be told apart."""
+MOST_PINNED = DRAWN - 1
+"""Runs, so that all of them and the baseline have a curve."""
 LARGEST_ROUND = 999_999_999
 _STEP = 0.05
 
@@ -33,7 +37,8 @@ class Asked:
     """What the address says, as text; empty: not said.
 
     ``runs`` may hold several names, separated by commas or spaces, and patterns with ``*``. ``target`` is in
-    per cent for accuracy, ``apart`` "1" for a series a run.
+    per cent for shares such as accuracy, ``apart`` "1" for a series a run. ``pin`` is written like ``runs``:
+    these are compared too, come first and are always drawn.
     """
 
     runs: Sequence[str] = ()
@@ -42,6 +47,7 @@ class Asked:
     target: str = ""
     round: str = ""
     apart: str = ""
+    pin: Sequence[str] = ()
 
 
 def compare_page(
@@ -53,20 +59,16 @@ def compare_page(
     """
     found = sorted(store.runs(), key=lambda run: (run.created_at, run.run))
     known = [run.run for run in found if only is None or run.run in only]
-    words = [word for text in asked.runs for word in text.replace(",", " ").split()]
-    names = _choose(words, known)
+    words = _split(asked.runs)
+    pins = _choose_pins(_split(asked.pin), known)
+    names = _choose([*words, *pins], known)
     runs = store.compared(names)
-    scores = [score for run in runs for score in run.scores]
-    has = {
-        "accuracy": any(score.accuracy is not None for score in scores),
-        "loss": any(score.loss is not None for score in scores),
-    }
-    measure = _measure(asked.measure, has)
+    there = _find_measures(runs)
+    measure = _measure(asked.measure, there, runs)
     grouped = not asked.apart
     series = make_series(runs, measure, grouped=grouped)
     baseline = _baseline(series, asked.baseline)
-    if baseline in series[DRAWN:]:  # what all others are measured by is drawn, however many there are
-        series = [baseline, *(one for one in series if one is not baseline)]
+    series = _order(series, pins, baseline)
     target = _target(asked.target, series, measure)
     chosen = _round(asked.round)
     paths = differing(series, grouped=grouped)
@@ -78,13 +80,19 @@ def compare_page(
         names=names,
         known=known,
         measure=measure,
-        measures=[name for name, there in has.items() if there],
-        target="" if target is None else f"{100 * target if measure == 'accuracy' else target:g}",
+        measure_words=_capitalise(name_metric(measure)),
+        measures={name: _offer(name, runs) for name in dict.fromkeys((*there, measure))},
+        is_share=_is_share(measure),
+        direction=find_direction(measure),
+        pins=pins,
+        most_pinned=MOST_PINNED,
+        target="" if target is None else f"{100 * target if _is_share(measure) else target:g}",
         round="" if chosen is None else str(chosen),
         grouped=grouped,
         differing=paths,
         lines=[
-            _line(one, place, baseline, paths, target, chosen, measure) for place, one in enumerate(series)
+            _line(one, place, baseline, paths, target, chosen, measure, pins)
+            for place, one in enumerate(series)
         ],
         chart=_chart(drawn, measure),
         columns=[one.name for one in drawn],
@@ -92,6 +100,10 @@ def compare_page(
         weights=_weights(store, drawn),
         undrawn=max(len(series) - DRAWN, 0),
     )
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for word in text.replace(",", " ").split()]
 
 
 def _choose(words: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -110,10 +122,65 @@ def _choose(words: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def _measure(asked: str, has: Mapping[str, bool]) -> Measure:
-    if asked not in ("", "accuracy", "loss"):
-        raise InvalidRequest(f"{asked[:40]!r} cannot be compared.", hint="Measures are accuracy and loss.")
-    return "loss" if asked == "loss" or (not asked and has["loss"] and not has["accuracy"]) else "accuracy"
+def _choose_pins(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    pins = _choose(words, known)
+    if len(pins) > MOST_PINNED:
+        raise InvalidRequest(
+            f"{len(pins)} pinned runs are more than the {MOST_PINNED} that are always drawn.",
+            hint="Name fewer in pin.",
+        )
+    return pins
+
+
+def _order(series: Sequence[Series], pins: Sequence[str], baseline: Series | None) -> list[Series]:
+    """Pinned series first, as they were pinned; then the baseline if it would not be drawn; then the rest."""
+    place = {name: at for at, name in enumerate(pins)}
+    ordered = sorted(series, key=lambda one: min(place.get(run.run, len(pins)) for run in one.runs))
+    if baseline in ordered[DRAWN:]:  # what all others are measured by is drawn, however many there are
+        pinned = [one for one in ordered if any(run.run in place for run in one.runs)]
+        rest = [one for one in ordered[len(pinned) :] if one is not baseline]
+        return [*pinned, baseline, *rest]
+    return ordered
+
+
+def _find_measures(runs: Sequence[ComparedRun]) -> list[str]:
+    """The scores that any of the runs has: accuracy and loss first, all others by their names."""
+    scores = [score for run in runs for score in run.scores]
+    found = ["accuracy"] if any(score.accuracy is not None for score in scores) else []
+    found += ["loss"] if any(score.loss is not None for score in scores) else []
+    return found + sorted({name for score in scores for name in score.extra} - {"accuracy", "loss"})
+
+
+def _measure(asked: str, there: Sequence[str], runs: Sequence[ComparedRun]) -> str:
+    """What was asked for; else the headline if all runs chose the same one; else accuracy, or loss."""
+    headlines = {run.config.get("headline") for run in runs}
+    if not asked:
+        chosen = headlines.pop() if len(headlines) == 1 else None
+        if chosen in there:
+            return str(chosen)
+        return "loss" if "loss" in there and "accuracy" not in there else "accuracy"
+    promised = {name for run in runs for name in run.config.get("metrics", ()) if name != CONFUSION}
+    if asked not in {"accuracy", "loss", *there, *promised, *headlines}:
+        known = ", ".join(there or ("accuracy", "loss"))
+        raise InvalidRequest(
+            f"{asked[:40]!r} cannot be compared: none of these runs has it.", hint=f"Measures are {known}."
+        )
+    return asked
+
+
+def _offer(measure: str, runs: Sequence[ComparedRun]) -> str:
+    """In words, for the choice."""
+    is_headline = any(run.config.get("headline") == measure for run in runs)
+    return name_metric(measure) + (" (headline)" if is_headline else "")
+
+
+def _is_share(measure: str) -> bool:
+    """Whether it is written in per cent."""
+    return write_metric(measure) is percent
+
+
+def _capitalise(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _baseline(series: Sequence[Series], asked: str) -> Series | None:
@@ -126,8 +193,8 @@ def _baseline(series: Sequence[Series], asked: str) -> Series | None:
     raise NotFound(f"The baseline {asked[:60]!r} is not among the compared runs.", hint="Add it to the runs.")
 
 
-def _target(asked: str, series: Sequence[Series], measure: Measure) -> float | None:
-    """What was asked for; else, of accuracy, the highest multiple of 5 % that every series reaches."""
+def _target(asked: str, series: Sequence[Series], measure: str) -> float | None:
+    """What was asked for; else, of a share, the highest multiple of 5 % that every series reaches."""
     if asked:
         try:
             value = float(asked)
@@ -135,9 +202,9 @@ def _target(asked: str, series: Sequence[Series], measure: Measure) -> float | N
             value = math.nan
         if not math.isfinite(value):
             raise InvalidRequest(f"The target {asked[:40]!r} is no number.", hint="Write 60 for 60 %.")
-        return value / 100 if measure == "accuracy" else value
+        return value / 100 if _is_share(measure) else value
     best = [one.best[1] for one in series if one.best is not None]
-    if measure == "loss" or not best:
+    if not _is_share(measure) or not best:
         return None
     return round(math.floor(min(best) / _STEP + 1e-9) * _STEP, 9)
 
@@ -151,8 +218,8 @@ def _round(asked: str) -> int | None:
     return found
 
 
-def _write(value: float | None, measure: Measure, *, sign: bool = False) -> str:
-    return percent(value, 2, sign=sign) if measure == "accuracy" else number(value, sign=sign)
+def _write(value: float | None, measure: str, *, sign: bool = False) -> str:
+    return percent(value, 2, sign=sign) if _is_share(measure) else number(value, sign=sign)
 
 
 def _line(
@@ -162,12 +229,15 @@ def _line(
     paths: Sequence[str],
     target: float | None,
     chosen: int | None,
-    measure: Measure,
+    measure: str,
+    pins: Sequence[str],
 ) -> ComparedLine:
     own = one is baseline
     gain = None if own or baseline is None else find_gain(one, baseline)
     reached = None if target is None else one.reaches(target)
     completed = sorted({run.completed_rounds for run in one.runs})
+    others = [name for name in pins if name not in {run.run for run in one.runs}]
+    is_pinned = len(others) < len(pins)
     return ComparedLine(
         name=one.name,
         runs=[run.run for run in one.runs],
@@ -179,6 +249,8 @@ def _line(
         chosen=_write(None if chosen is None else one.mean.get(chosen), measure),
         reaches=ABSENT if reached is None else str(reached),
         is_baseline=own,
+        is_pinned=is_pinned,
+        pin=",".join(others if is_pinned else [*pins, one.runs[0].run]),
         gain=_write(gain.value if gain else None, measure, sign=True),
         interval=_interval(gain, measure),
         basis=_basis(gain),
@@ -186,7 +258,7 @@ def _line(
     )
 
 
-def _interval(gain: Gain | None, measure: Measure) -> str:
+def _interval(gain: Gain | None, measure: str) -> str:
     if gain is None or gain.interval is None:
         return ""
     low, high = gain.interval.low, gain.interval.high
@@ -203,13 +275,13 @@ def _basis(gain: Gain | None) -> str:
     return f"{gain.pairs} seed{'s' if gain.pairs != 1 else ''}, {rounds}"
 
 
-def _chart(series: Sequence[Series], measure: Measure) -> LineChart | None:
+def _chart(series: Sequence[Series], measure: str) -> LineChart | None:
     def tick(value: float) -> str:
-        return f"{100 * value:g}\u202f%" if measure == "accuracy" else f"{value:g}"
+        return f"{100 * value:g}\u202f%" if _is_share(measure) else f"{value:g}"
 
     return line_chart(
         "compared",
-        f"{measure.capitalize()} by round",
+        f"{_capitalise(name_metric(measure))} by round",
         {one.name: sorted(one.mean.items()) for one in series},
         write=lambda value: _write(value, measure),
         tick=tick,

@@ -12,27 +12,32 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from shared.schemas import ComparedRun
-from shared.scores import summarise
+from shared.scores import find_direction, summarise
 from shared.statistics import Interval, after_warm_up, bootstrap
 
-__all__ = ["Gain", "Measure", "Series", "differing", "find_gain", "make_series"]
+__all__ = ["Gain", "Series", "differing", "find_gain", "make_series"]
 
-Measure = Literal["accuracy", "loss"]
 Curve = Mapping[int, float]
 
 _OF_ONE_RUN = ("name", "seed", "partition.seed")
 """What may differ between the runs of a series."""
+_LARGEST = 1e100
+"""Values beyond have no square: such a task's own score is no number to compare by."""
+_SIGNS = {"higher": 1, "lower": -1, None: None}
 
 
 @dataclass(frozen=True)
 class Series:
-    """Like runs. ``curves`` are their values by round, in the order of ``runs``."""
+    """Like runs. ``curves`` are their values by round, in the order of ``runs``.
+
+    ``measure`` is accuracy, loss, or the name of another score.
+    """
 
     runs: tuple[ComparedRun, ...]
-    measure: Measure
+    measure: str
 
     @property
     def name(self) -> str:
@@ -76,20 +81,26 @@ class Series:
 
     @cached_property
     def best(self) -> tuple[int, float] | None:
-        """The first of the best rounds."""
-        return max(self.trained.items(), key=lambda at: (self._sign * at[1], -at[0]), default=None)
+        """The first of the best rounds; None too where nobody knows which values are better."""
+        sign = self._sign
+        if sign is None:
+            return None
+        return max(self.trained.items(), key=lambda at: (sign * at[1], -at[0]), default=None)
 
     def reaches(self, target: float) -> int | None:
-        """The first round that is as good as ``target``; None if none is."""
+        """The first round that is as good as ``target``; None if none is, or nobody knows what is good."""
+        sign = self._sign
+        if sign is None:
+            return None
         for number, value in sorted(self.trained.items()):
-            if self._sign * value >= self._sign * target:
+            if sign * value >= sign * target:
                 return number
         return None
 
     @property
-    def _sign(self) -> int:
+    def _sign(self) -> int | None:
         """1 where more is better, -1 where less is."""
-        return 1 if self.measure == "accuracy" else -1
+        return _SIGNS[find_direction(self.measure)]
 
     @cached_property
     def _by_round(self) -> dict[int, list[float]]:
@@ -100,12 +111,15 @@ class Series:
         return dict(sorted(found.items()))
 
 
-def _curve(run: ComparedRun, measure: Measure) -> Curve:
+def _curve(run: ComparedRun, measure: str) -> Curve:
     """By round, the evaluators' scores as one by the run's rule."""
     found: dict[int, list[tuple[float, int]]] = {}
     for score in run.scores:
-        value = score.accuracy if measure == "accuracy" else score.loss
-        if value is not None and math.isfinite(value):
+        if measure in ("accuracy", "loss"):
+            value = score.accuracy if measure == "accuracy" else score.loss
+        else:
+            value = score.extra.get(measure)
+        if value is not None and abs(value) <= _LARGEST:
             found.setdefault(score.round, []).append((value, score.examples))
     rule = run.config.get("combine_scores", "median")
     return {number: summarise(pairs, rule) for number, pairs in found.items()}
@@ -121,7 +135,7 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
     return {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
 
 
-def make_series(runs: Sequence[ComparedRun], measure: Measure, *, grouped: bool) -> list[Series]:
+def make_series(runs: Sequence[ComparedRun], measure: str, *, grouped: bool) -> list[Series]:
     """In the order of their first runs; ``grouped``: runs that differ in name and seed alone are one."""
     groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
@@ -156,14 +170,21 @@ class Gain:
     rounds: int
     pairs: int
 
-    def verdict(self, measure: Measure) -> str:
-        """``ahead``, ``behind`` or ``level`` by the interval; no word without one."""
+    def verdict(self, measure: str) -> str:
+        """``ahead``, ``behind`` or ``level`` by the interval; no word without one.
+
+        ``higher`` or ``lower`` where nobody knows which of them is better.
+        """
         if self.interval is None:
             return ""
-        low, high = self.interval.low, self.interval.high
-        if measure == "loss":
-            low, high = -high, -low
-        return "ahead" if low > 0 else "behind" if high < 0 else "level"
+        above, below = self.interval.low > 0, self.interval.high < 0
+        direction = find_direction(measure)
+        more, less = {
+            "higher": ("ahead", "behind"),
+            "lower": ("behind", "ahead"),
+            None: ("higher", "lower"),
+        }[direction]
+        return more if above else less if below else "level"
 
 
 def find_gain(series: Series, baseline: Series) -> Gain | None:

@@ -7,7 +7,7 @@ error, and a test renders every page, so that pages and declarations cannot drif
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.pages.charts import LineChart
@@ -397,7 +397,8 @@ class ReferencePage(Page):
 class ComparedLine:
     """A series of a comparison: ``style`` of its curve (None: not drawn), numbers as they are written.
 
-    ``settings`` are its values of what differs, in the order of the page's ``differing``.
+    ``settings`` are its values of what differs, in the order of the page's ``differing``. ``pin`` is what the
+    address says of pinned runs once this one is pinned or, where it is, no longer.
     """
 
     name: str
@@ -410,6 +411,8 @@ class ComparedLine:
     chosen: str
     reaches: str
     is_baseline: bool
+    is_pinned: bool
+    pin: str
     gain: str
     interval: str
     basis: str
@@ -430,7 +433,12 @@ class ComparePage(Page):
     names: Sequence[str]
     known: Sequence[str]
     measure: str
-    measures: Sequence[str]
+    measure_words: str
+    measures: Mapping[str, str]
+    is_share: bool
+    direction: str | None
+    pins: Sequence[str]
+    most_pinned: int
     target: str
     round: str
     grouped: bool

@@ -258,13 +258,14 @@ def pages_router(
         request: Request,
         runs: Annotated[list[str], Query(max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
         baseline: Annotated[str, Query(max_length=200)] = "",
-        measure: Annotated[str, Query(max_length=20)] = "",
+        measure: Annotated[str, Query(max_length=200)] = "",
         target: Annotated[str, Query(max_length=20)] = "",
         round: Annotated[str, Query(max_length=20)] = "",
         apart: Annotated[str, Query(max_length=1)] = "",
+        pin: Annotated[list[str], Query(max_length=1000)] = [],  # noqa: B006 - FastAPI copies it
     ) -> Response:
         only = _read_runs(request)
-        asked = Asked(runs, baseline, measure, target, round, apart)
+        asked = Asked(runs, baseline, measure, target, round, apart, pin)
         return await answer(request, "compare.html", lambda now: compare_page(store, asked, now, only))
 
     @router.get("/problems")

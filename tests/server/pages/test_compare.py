@@ -16,10 +16,12 @@ from starlette.testclient import TestClient
 
 from server.database.store import Store
 from server.database.tables import evaluations
+from server.pages.compare_page import Asked, compare_page
 from server.pages.comparison import Series, differing, find_gain, make_series
-from shared.schemas import ComparedRun, RoundScore, RunStatus
+from shared.problems import NotFound
+from shared.schemas import ComparedRun, Metrics, RoundScore, RunStatus
 from tests.browser import seed
-from tests.helpers.page_reading import client_on, read
+from tests.helpers.page_reading import NOW, client_on, read
 
 
 def run(name: str, accuracies: Sequence[float], *, seed: int = 0, **config: Any) -> ComparedRun:
@@ -74,6 +76,14 @@ def test_the_best_round_is_the_first_of_the_best_and_never_the_initial_model() -
     assert series(run("a", [0.9])).last is None
 
 
+def test_a_score_that_nobody_knows_has_a_last_value_and_no_best() -> None:
+    scores = tuple(RoundScore(at, 9, 0.5, 1.0, {"perplexity": at, "huge": 1e300}) for at in (1, 2))
+    one = ComparedRun("a", RunStatus.RUNNING, {"name": "a"}, 2, scores)
+    made = series(one, measure="perplexity")
+    assert (made.last, made.best, made.reaches(1)) == ((2, 2), None, None)
+    assert series(one, one, measure="huge").band == [], "what has no square is no number to compare by"
+
+
 def test_rounds_to_a_target() -> None:
     assert series(run("a", [0.9, 0.2, 0.5])).reaches(0.5) == 2
     assert series(run("a", [0.9, 0.2, 0.5])).reaches(0.6) is None
@@ -107,6 +117,7 @@ def test_a_gain_is_paired_by_seed() -> None:
     assert gain.interval.low == pytest.approx(0.1)
     assert gain.verdict("accuracy") == "ahead"
     assert gain.verdict("loss") == "behind"
+    assert gain.verdict("perplexity") == "higher", "nobody says which of them is better"
 
 
 def test_other_seeds_have_no_interval_and_no_verdict() -> None:
@@ -190,6 +201,7 @@ def test_a_pattern_takes_the_oldest_first_and_seeds_are_grouped(here: tuple[Test
         ("runs=disco-0&round=-1", 422, "is not the number of a round"),
         ("runs=disco-0&measure=beauty", 422, "cannot be compared"),
         ("runs=%00", 404, "There is no run"),
+        ("runs=disco-0&pin=nobody", 404, "There is no run &#39;nobody&#39;."),
     ],
 )
 def test_a_wrong_address_is_answered_with_a_sentence(
@@ -198,6 +210,111 @@ def test_a_wrong_address_is_answered_with_a_sentence(
     answer = here[0].get(f"/compare?{query}")
     assert answer.status_code == status
     assert words in answer.text
+
+
+@pytest.fixture(scope="module")
+def many(
+    tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
+) -> Iterator[tuple[TestClient, Store]]:
+    """Eight runs apart; ``run-1`` and ``run-2`` have further scores, lower by 10 points in the second."""
+    folder = tmp_path_factory.mktemp("many")
+    shutil.copyfile(migrated_sqlite, folder / "test.sqlite")
+    client, store = client_on(f"sqlite:///{folder / 'test.sqlite'}", folder)
+    for number in range(8):
+        chosen = {"metrics": ["macro_f1"], "headline": "macro_f1"} if number in (1, 2) else {}
+        local = {"learning_rate": 0.01 * (1 + number)}
+        course = seed.Course(store, seed.config(f"run-{number}", local=local, **chosen)).create()
+        if chosen:
+            course.enrol().play()
+            for at in (0, 1):
+                value = 0.5 + at / 4 - number / 10
+                extra = {"macro_f1": value, "calibration_error": value, "perplexity": 40 * value}
+                scores = Metrics(loss=value, accuracy=value / 2, examples=360, extra=extra)
+                store.add_evaluation(course.name, at, seed.EVALUATOR, scores, seed.EVALUATOR, course.now)
+    yield client, store
+    store.engine.dispose()
+
+
+def lines_of(client: TestClient, query: str) -> dict[str, dict[str, str]]:
+    """The table's rows by run, in their order."""
+    head, *rows = read(client, f"/compare?{query}").tables[0]
+    return {row[0].strip(): dict(zip(head, map(str.strip, row), strict=True)) for row in rows}
+
+
+def test_every_score_of_a_run_is_a_measure(many: tuple[TestClient, Store]) -> None:
+    html = read(many[0], "/compare?runs=run-1,run-2,run-3")
+    offered = [e for e in html.all("option") if e.parent and e.parent.attributes.get("name") == "measure"]
+    names = ["accuracy", "loss", "calibration_error", "macro_f1", "perplexity"]
+    assert [option.attributes["value"] for option in offered] == names
+    assert offered[3].text == "macro F1 (headline)"
+
+
+@pytest.mark.parametrize(
+    ("measure", "last", "best", "gain", "verdict", "words"),
+    [
+        ("macro_f1", "0.6500", "0.6500 in round 1", "−0.1000", "behind", "More is better."),
+        ("calibration_error", "0.6500", "0.6500 in round 1", "−0.1000", "ahead", "Less is better."),
+        ("perplexity", "26.0000", "–", "−4.0000", "lower", "is better is not known"),
+    ],
+)
+def test_best_and_verdict_go_by_the_direction_of_the_score(
+    many: tuple[TestClient, Store], measure: str, last: str, best: str, gain: str, verdict: str, words: str
+) -> None:
+    query = f"runs=run-1,run-2,run-3&measure={measure}&round=1"
+    lines = lines_of(many[0], query)
+    assert (lines["run-1"]["Last"], lines["run-1"]["Round 1"], lines["run-1"]["Best"]) == (last, last, best)
+    assert (lines["run-2"]["To the baseline"], lines["run-2"]["Verdict"]) == (gain, verdict)
+    assert [lines["run-3"][head] for head in ("Last", "Best", "Round 1", "To the baseline")] == ["–"] * 4
+    html = many[0].get(f"/compare?{query}").text
+    assert words in html
+    assert html.count("<polyline") == 2
+
+
+def test_the_headline_comes_first_where_all_runs_have_the_same(many: tuple[TestClient, Store]) -> None:
+    assert lines_of(many[0], "runs=run-1,run-2")["run-1"]["Last"] == "0.6500"
+    assert lines_of(many[0], "runs=run-1,run-3")["run-1"]["Last"] == "32.50 %"
+
+
+def test_pinned_runs_come_first_and_are_drawn(many: tuple[TestClient, Store]) -> None:
+    """In the order of the address, which also adds them; the baseline stays what it was."""
+    client, _ = many
+    html = read(client, "/compare?runs=run-0,run-1,run-2,run-3,run-4,run-5,run-6&pin=run-7,run-5")
+    head, *rows = html.tables[0]
+    names = [row[0].strip() for row in rows]
+    assert names == [f"run-{at}" for at in (7, 5, 0, 1, 2, 3, 4, 6)]
+    assert [e.attributes.get("class") for e in html.all("tr")][1:4] == ["pinned", "pinned", None]
+    assert rows[2][head.index("To the baseline")] == "baseline"
+    swatches = [e for e in html.all("svg") if "swatch" in e.attributes.get("class", "")]
+    swatched = [e for e in swatches if e.inside("tbody")]
+    assert len(swatched) == 6, "the pinned ones are among the six that are drawn"
+    last = lines_of(client, "runs=run-*&pin=run-7,run-5,run-4,run-3,run-2&baseline=run-6")
+    assert list(last)[:6] == ["run-7", "run-5", "run-4", "run-3", "run-2", "run-6"], "the baseline too"
+
+
+def test_a_button_pins_and_unpins_by_the_address(many: tuple[TestClient, Store]) -> None:
+    def pins(query: str) -> dict[str, str]:
+        buttons = [e for e in read(many[0], f"/compare?{query}").all("button") if e.inside("main")]
+        assert all(e.attributes.get("form") == "choose" or e.inside("form") for e in buttons)
+        return {e.attributes.get("aria-label", e.text): e.attributes.get("value", "") for e in buttons}
+
+    assert pins("runs=run-0,run-1") == {"Compare": "", "Pin run-0": "run-0", "Pin run-1": "run-1"}
+    assert pins("runs=run-0,run-1&pin=run-1,run-3") == {
+        "Compare": "run-1,run-3",
+        "Unpin run-1": "run-3",
+        "Unpin run-3": "run-1",
+        "Pin run-0": "run-1,run-3,run-0",
+    }
+    assert "Pin run-0" not in pins("runs=run-0&pin=run-1,run-2,run-3,run-4,run-5"), "as many as can be"
+    refused = many[0].get("/compare?pin=run-*")
+    assert refused.status_code == 422
+    assert "8 pinned runs are more than the 5" in refused.text
+
+
+def test_a_pin_shows_no_run_that_the_visitor_may_not_read(many: tuple[TestClient, Store]) -> None:
+    asked = Asked(runs=["run-0"], pin=["run-1"])
+    compare_page(many[1], asked, NOW, frozenset({"run-0", "run-1"}))
+    with pytest.raises(NotFound, match="There is no run 'run-1'"):
+        compare_page(many[1], asked, NOW, frozenset({"run-0"}))
 
 
 def test_the_list_offers_to_compare(here: tuple[TestClient, Store]) -> None:
