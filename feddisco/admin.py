@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from feddisco.settings import load as load_settings
-from shared.config import RunConfig, describe_faults
+from shared.config import RunConfig, describe_faults, split_tags
 from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration, NameTaken
 from shared.run_files import check_config, read_config
@@ -138,9 +138,15 @@ class AdminClient(CoordinatorClient):
         timeout = httpx.Timeout(10.0, read=180.0)  # it may have to import PyTorch first
         return self._json(RunView, "POST", f"/runs/{run}/rewind", body=body, timeout=timeout)
 
-    def all_runs(self) -> list[RunSummary]:
-        """Also those that were put away."""
-        body = self._call("GET", "/runs", params={"archived": True}, longest=LONG_BYTES)
+    def find_runs(
+        self, *, archived: bool = False, search: str = "", state: str = "", tag: str = ""
+    ) -> list[RunSummary]:
+        """Pinned ones first, then the newest; ``archived``: also those that were put away.
+
+        ``search``: words that are all in a run's name, task, algorithm, weighting or tags.
+        """
+        given = {"archived": archived, "search": search, "state": state, "tag": tag}
+        body = self._call("GET", "/runs", params=given, longest=LONG_BYTES)
         return answers.parse(_RUNS, body, "a list of runs")
 
     def delete_run(self, run: str, reason: str = "") -> DeletedRun:
@@ -407,6 +413,7 @@ def make_changes(
     deadline: float | None,
     waiting_deadline: float | None,
     keep_updates: str | None,
+    tags: str | None,
 ) -> RunChanges:
     """Of a run's configuration, from the command line; None: stays. Raises :class:`InvalidConfiguration`."""
     given = {
@@ -415,18 +422,19 @@ def make_changes(
         "round_deadline_seconds": deadline,
         "waiting_deadline_seconds": waiting_deadline,
         "keep_updates": None if keep_updates == "all" else keep_updates,
+        "tags": split_tags(tags or ""),
     }
     chosen = {
         name: value
         for (name, value), said in zip(
-            given.items(), (rounds, quorum, deadline, waiting_deadline, keep_updates), strict=True
+            given.items(), (rounds, quorum, deadline, waiting_deadline, keep_updates, tags), strict=True
         )
         if said is not None
     }
     if not chosen:
         raise InvalidConfiguration(
             "say what is to change.",
-            hint="--rounds, --quorum, --deadline, --waiting-deadline or --keep-updates.",
+            hint="--rounds, --quorum, --deadline, --waiting-deadline, --keep-updates or --tags.",
         )
     try:
         return RunChanges.model_validate(chosen)

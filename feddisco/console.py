@@ -83,9 +83,9 @@ def _format_time(value: dt.datetime | None) -> str:
     return "" if value is None else value.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def print_runs(runs: Sequence[RunSummary]) -> None:
+def print_runs(runs: Sequence[RunSummary], *, are_all: bool = True) -> None:
     if not runs:
-        say("No runs yet. Create one: feddisco run create CONFIG.yaml")
+        say("No runs yet. Create one: feddisco run create CONFIG.yaml" if are_all else "No run is like that.")
         return
     rows = [
         [
@@ -104,6 +104,10 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
         columns.append("headline")
         for r, row in zip(runs, rows, strict=True):
             row.append("" if r.headline is None else describe_score(r.headline.name, r.headline.value))
+    if any(r.tags for r in runs):
+        columns.append("tags")
+        for r, row in zip(runs, rows, strict=True):
+            row.append(", ".join(r.tags))
     _print_table("Runs", *columns, rows=rows)
 
 

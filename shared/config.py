@@ -50,11 +50,15 @@ __all__ = [
     "SizesWeighting",
     "Slug",
     "StopWhen",
+    "Tag",
     "UniformWeighting",
     "Weighting",
 ]
 
 Draws = Literal["seeded", "feddisco-release"]
+Tag = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$", description="small letters, digits, . _ and -")
+]
 ScoreName = Annotated[str, Field(min_length=1, max_length=200, description="of a score of the model")]
 ScoreRule = Literal["median", "weighted"]
 _Steps = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -235,6 +239,14 @@ class SecureSums(Frozen):
         return Ring(self.bits, clients, self.clip * max(1.0, weighting.largest_score))
 
 
+def split_tags(text: str) -> tuple[str, ...]:
+    """
+    >>> split_tags("pinned, baseline,pinned")
+    ('pinned', 'baseline')
+    """
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
 def describe_faults(error: ValidationError) -> str:
     """Each field, what is wrong with it, and the value received."""
     return "; ".join(
@@ -337,6 +349,9 @@ class RunConfig(Frozen):
         ge=0,
         le=1_000_000,
         description="newest completed rounds whose updates are kept for replays; None: all",
+    )
+    tags: tuple[Tag, ...] = Field(
+        (), max_length=20, description="words by which the run is found; `pinned` puts it first in the list"
     )
     buffers: Literal["average", "keep-local"] = "average"
     compression: Compression | None = Field(

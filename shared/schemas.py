@@ -356,6 +356,7 @@ class RunChanges(Body):
         None, description="when a run that waits already pauses moves by the difference"
     )
     keep_updates: int | None = Field(None, description="null: all; what was deleted does not come back")
+    tags: tuple[str, ...] | None = Field(None, description="all that the run is to have")
 
     @model_serializer(mode="wrap")
     def _leave_out_what_stays(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -397,6 +398,7 @@ class RunSummary(View):
     waiting_until: dt.datetime | None = Field(
         None, description="when a waiting run pauses, or its round is drawn again"
     )
+    tags: tuple[str, ...] = Field((), description="the operator's words; a site is not told them")
 
 
 class RecordedClient(View):

@@ -44,9 +44,14 @@ def run_create(
 def run_list(
     archived: Annotated[bool, typer.Option("--archived", help="Also those that were put away.")] = False,
     deleted: Annotated[bool, typer.Option("--deleted", help="Those that were deleted instead.")] = False,
+    search: Annotated[
+        str, typer.Option(help="Words that are all in name, task, algorithm, weighting or tags.")
+    ] = "",
+    state: Annotated[str, typer.Option(help="Only runs of this status, like `completed`.")] = "",
+    tag: Annotated[str, typer.Option(help="Only runs that have this tag.")] = "",
     **flags: Any,
 ) -> None:
-    """List all runs."""
+    """List runs: pinned ones first, then the newest."""
     from feddisco.admin import connect
     from feddisco.console import print_deletions, print_runs
 
@@ -54,7 +59,8 @@ def run_list(
         if deleted:
             print_deletions(client.deletions())
         else:
-            print_runs(client.all_runs() if archived else client.runs())
+            found = client.find_runs(archived=archived, search=search, state=state, tag=tag)
+            print_runs(found, are_all=not (search or state or tag))
 
 
 @run_app.command("show")
@@ -150,6 +156,10 @@ def run_change(
     keep_updates: Annotated[
         str | None, typer.Option(metavar="N|all", help="Newest rounds whose updates are kept.")
     ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(metavar="WORD,...", help="All that it is to have; `pinned` puts it first; '' for none."),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Change a run where that touches no past round."""
@@ -161,6 +171,7 @@ def run_change(
         deadline=deadline,
         waiting_deadline=waiting_deadline,
         keep_updates=keep_updates,
+        tags=tags,
     )
     with connect(load_console_settings(flags)) as client:
         view = client.change(run, changes)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from server.api.dependencies import Admin, Coordinator, Operator, Reader, ReadRuns, Viewer, ViewerOfAll
 from server.api.documents import Number, RunId, as_json, name_next_page
 from server.runs.client_views import round_for, run_for, summary_for
+from shared.run_search import RunSearch
 from shared.schemas import (
     ControlRequest,
     DeletedRun,
@@ -25,6 +26,11 @@ from shared.schemas import (
 router = APIRouter(tags=["runs"])
 NO_REASON = ControlRequest()
 Archived = Annotated[bool, Query(description="also those that were put away")]
+Words = Annotated[
+    str, Query(max_length=200, description="each is in the run's name, task, algorithm, weighting or tags")
+]
+State = Annotated[str, Query(max_length=40, description="the run's status")]
+SoughtTag = Annotated[str, Query(max_length=40, description="one of the run's tags")]
 Reason = Annotated[str, Query(max_length=2000, description="why; kept in the record")]
 MOST_ROUNDS = 100
 Attempt = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="which attempt; otherwise the newest")]
@@ -47,12 +53,19 @@ async def _read_view(coordinator: Coordinator, run: str, reader: str | None = No
 
 @router.get("/runs")
 async def list_runs(
-    coordinator: Coordinator, reader: Reader, only: ReadRuns, archived: Archived = False
+    coordinator: Coordinator,
+    reader: Reader,
+    only: ReadRuns,
+    archived: Archived = False,
+    search: Words = "",
+    state: State = "",
+    tag: SoughtTag = "",
 ) -> list[RunSummary]:
-    """All runs, newest first; those that were put away only if they are asked for."""
+    """All runs, newest first but pinned ones before; those that were put away only if they are asked for."""
     found = await coordinator.threads.run(coordinator.store.runs, archived)
     found = found if only is None else [view for view in found if view.run in only]
-    return found if reader is None else [summary_for(reader, view) for view in found]
+    found = found if reader is None else [summary_for(reader, view) for view in found]
+    return RunSearch(search, state, tag).find(found)
 
 
 @router.get("/runs/{run}", response_model=RunView)

@@ -113,6 +113,7 @@ def _summary(
         "waiting_until": row.waiting_until,
         "accuracy": accuracies.get(row.run),
         "headline": headlines.get(row.run),
+        "tags": config.get("tags", ()),
     }
 
 

@@ -152,8 +152,8 @@ def _change_requested(draft: Draft, event: ChangeRequested) -> None:
 
 def _refuse_unless_possible(run: Run, event: ChangeRequested) -> None:
     if run.status.is_terminal and event.policy != run.policy:
-        why = f"run {run.id!r} is {run.status}, and only what it keeps can be changed"
-        raise illegal(run, event, why, "Change keep_updates alone.")
+        why = f"run {run.id!r} is {run.status}, and only what it keeps and its tags can be changed"
+        raise illegal(run, event, why, "Change nothing but keep_updates and tags.")
     current = run.round
     begun = current.number if current is not None and current.status.is_open else run.completed_rounds
     if event.policy.rounds != run.policy.rounds and event.policy.rounds < begun:

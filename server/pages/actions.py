@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -25,7 +25,7 @@ from server.pages.offers import ACTIONS, REASON, list_change_fields, refuse_acti
 from server.pages.routes import render_visit
 from server.pages.sign_in import FOREIGN, read_form
 from server.web.security import Visit
-from shared.config import describe_faults
+from shared.config import describe_faults, split_tags
 from shared.problems import Forbidden, InvalidRequest, NotFound, Problem
 from shared.schemas import (
     ApprovalRequest,
@@ -69,11 +69,13 @@ class Form:
 
         Raises :class:`InvalidRequest` that names each wrong field, and if nothing differs.
         """
-        given = {
+        given: dict[str, Any] = {
             name: self.text(name) or None  # an empty field is not sent at all
             for name in RunChanges.model_fields
             if self.text(name) != self.text(f"was_{name}")
         }
+        if "tags" in given:
+            given["tags"] = split_tags(given["tags"] or "")
         if not given:
             raise InvalidRequest("nothing is changed", hint="Change a field, then send the form.")
         try:

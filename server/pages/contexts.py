@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from server.pages.charts import LineChart
 from server.web.security import ANYBODY, Person
 from shared.problems import Problem
+from shared.run_search import RunSearch
 from shared.schemas import (
     Deletion,
     EnrolmentView,
@@ -88,7 +89,13 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsPage(Page):
+    """``count``: the runs that there are; ``states`` and ``tags``: those that can be asked for."""
+
     clients: Connected
+    search: RunSearch
+    count: int
+    states: Sequence[str]
+    tags: Sequence[str]
     active: Sequence[RunSummary]
     ended: Sequence[RunSummary]
     archived: Sequence[RunSummary]

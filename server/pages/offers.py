@@ -171,6 +171,7 @@ _CHANGEABLE = (
     ("round_deadline_seconds", "Seconds for a round (the open one's deadline moves, too)"),
     ("waiting_deadline_seconds", "Seconds that it may wait without going on before it pauses"),
     ("keep_updates", "Newest rounds whose updates are kept (empty: all)"),
+    ("tags", "Tags, with commas between them (`pinned` puts the run first in the list)"),
 )
 
 
@@ -182,11 +183,13 @@ def list_change_fields(config: RunConfig) -> tuple[FormField, ...]:
     return (*fields, *before)
 
 
-def _write_value(value: float | None) -> str:
+def _write_value(value: float | tuple[str, ...] | None) -> str:
     """
-    >>> _write_value(600.0), _write_value(0.5), _write_value(None)
-    ('600', '0.5', '')
+    >>> _write_value(600.0), _write_value(0.5), _write_value(None), _write_value(("a", "b"))
+    ('600', '0.5', '', 'a, b')
     """
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return "" if value is None else str(int(value) if float(value).is_integer() else value)
 
 

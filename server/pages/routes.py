@@ -33,6 +33,7 @@ from server.web.numbers import parse_whole
 from server.web.security import Visit
 from server.web.sessions import Sessions
 from shared.problems import NotFound, Problem, catalogue
+from shared.run_search import RunSearch
 from shared.texts import find_unstorable
 
 __all__ = ["STATIC", "pages_router", "problem_response", "render_visit", "wants_html"]
@@ -204,8 +205,10 @@ def pages_router(
 
     @router.get("/")
     async def runs(request: Request) -> Response:
-        only, place = _read_runs(request), find_address(request)
-        return await answer_kept(request, "runs.html", None, lambda now: _runs_page(store, now, only, place))
+        only, place, search = _read_runs(request), find_address(request), _read_search(request)
+        return await answer_kept(
+            request, "runs.html", None, lambda now: _runs_page(store, now, only, place, search)
+        )
 
     @router.get("/runs")
     def runs_elsewhere() -> RedirectResponse:
@@ -320,12 +323,21 @@ def _read_runs(request: Request) -> frozenset[str] | None:
     return visit.person.runs
 
 
-def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None, address: str) -> RunsPage:
+def _read_search(request: Request) -> RunSearch:
+    given = request.query_params
+    return RunSearch(*(given.get(name, "")[:200].strip() for name in ("search", "state", "tag")))
+
+
+def _runs_page(
+    store: Reader, now: dt.datetime, only: frozenset[str] | None, address: str, search: RunSearch
+) -> RunsPage:
     """``only``: the runs to show; the stream tells whoever reads some of nothing else."""
     latest = store.latest_event_id(None)
     shown = (run for run in store.runs(archived=True) if only is None or run.run in only)
     everything = sorted(shown, key=lambda run: run.created_at, reverse=True)
-    runs = [run for run in everything if run.archived_at is None]
+    found = search.find(everything)
+    runs = [run for run in found if run.archived_at is None]
+    by_words_alone = only is None and not (search.state or search.tag)
     return RunsPage(
         title="Runs",
         now=now,
@@ -333,10 +345,14 @@ def _runs_page(store: Reader, now: dt.datetime, only: frozenset[str] | None, add
         clients=_connected(store, now),
         active=tuple(run for run in runs if not run.status.is_terminal),
         ended=tuple(run for run in runs if run.status.is_terminal),
-        archived=tuple(run for run in everything if run.archived_at is not None),
-        deleted=store.deletions() if only is None else (),
+        archived=tuple(run for run in found if run.archived_at is not None),
+        deleted=[it for it in store.deletions() if search.fits_words(it.run)] if by_words_alone else (),
         comparable=len(runs) > 1,
-        first_steps=() if runs else list_first_steps(address),
+        first_steps=() if everything else list_first_steps(address),
+        search=search,
+        count=len(everything),
+        states=sorted({run.status.value for run in everything}),
+        tags=sorted({tag for run in everything for tag in run.tags}),
     )
 
 

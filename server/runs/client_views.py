@@ -98,7 +98,7 @@ def run_for(client: str, view: RunView) -> RunView:
         sums = sums.model_copy(update={"examples": _count_examples(view, trainers)})
     return RunView(
         **_pick(view, _RUN),
-        config=view.config.model_copy(update={"participants": EVERYBODY}),  # it names others
+        config=view.config.model_copy(update={"participants": EVERYBODY, "tags": ()}),  # they may name others
         reason=_reason(view),
         enrolments=_own(client, view.enrolments),
         current_round=None if view.current_round is None else round_for(client, view.current_round),

@@ -135,7 +135,7 @@ def delete_and_kill(fed: Federation, run: str, draws: random.Random) -> str:
     time.sleep(pause)
     fed.restart("first")
     thread.join()
-    there = [each.run for each in fed.system.admin.all_runs()]
+    there = [each.run for each in fed.system.admin.find_runs(archived=True)]
     if victim in there:
         assert fed.system.admin.run(victim).status.is_terminal
         fed.system.admin.delete_run(victim, "drill")

@@ -321,7 +321,8 @@ def test_the_list_offers_to_compare(here: tuple[TestClient, Store]) -> None:
     html = read(here[0], "/")
     ticks = [e for e in html.all("input") if e.attributes["type"] == "checkbox"]
     assert {tick.attributes["value"] for tick in ticks} == {"disco-0", "disco-1", "sizes-0"}
-    assert html.all("form")[0].attributes["action"] == "/compare"
+    (form,) = [form for form in html.all("form") if form.attributes["id"] == "compare"]
+    assert form.attributes["action"] == "/compare"
 
 
 def test_five_hundred_runs_cost_five_times_a_hundred(tmp_path: Path, migrated_sqlite: Path) -> None:
