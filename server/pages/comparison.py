@@ -1,6 +1,6 @@
 """Runs beside each other, as numbers: series of like runs, what differs, differences to a baseline. Pure.
 
-A *series* is one run, or all runs whose configurations differ in nothing but name and seed. Its curve is the
+A *series* is one run, or all runs whose configurations differ in nothing but name, tags and seed. Its curve is the
 mean over its runs of what the evaluators measured; a gain is the mean difference to the baseline's curve.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["Gain", "Series", "differing", "find_gain", "make_series"]
 
 Curve = Mapping[int, float]
 
-_OF_ONE_RUN = ("name", "seed", "partition.seed")
+_OF_ONE_RUN = ("name", "tags", "seed", "partition.seed")
 """What may differ between the runs of a series."""
 _LARGEST = 1e100
 """Values beyond have no square: such a task's own score is no number to compare by."""
@@ -136,7 +136,7 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
 
 
 def make_series(runs: Sequence[ComparedRun], measure: str, *, grouped: bool) -> list[Series]:
-    """In the order of their first runs; ``grouped``: runs that differ in name and seed alone are one."""
+    """In the order of their first runs; ``grouped``: runs that differ in name, tags and seed alone are one."""
     groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
         flat = _flatten(run.config)
@@ -148,7 +148,7 @@ def make_series(runs: Sequence[ComparedRun], measure: str, *, grouped: bool) -> 
 def differing(series: Sequence[Series], *, grouped: bool) -> list[str]:
     """The settings in which they differ, in the order of the configuration; never the name.
 
-    The seed is one of them only where runs stand alone.
+    Seed and tags are among them only where runs stand alone.
     """
     hidden = _OF_ONE_RUN if grouped else ("name",)
     paths = dict.fromkeys(path for one in series for path in one.settings)

@@ -37,12 +37,12 @@ def series(*runs: ComparedRun, measure: Any = "accuracy") -> Series:
 # ---------------------------------------------------------------- series
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_series() -> None:
+def test_runs_that_differ_in_their_seed_and_tags_alone_are_one_series() -> None:
     runs = [
         run("a", [0, 0.5]),
         run("b", [0, 0.4], weighting={"kind": "sizes"}),
         run("c", [0, 0.7], seed=1, partition={"kind": "iid", "seed": 3}),
-        run("d", [0, 0.7], seed=2, partition={"kind": "iid", "seed": 4}),
+        run("d", [0, 0.7], seed=2, partition={"kind": "iid", "seed": 4}, tags=["pinned"]),
     ]
     made = make_series(runs, "accuracy", grouped=True)
     assert [[one.run for one in group.runs] for group in made] == [["a"], ["b"], ["c", "d"]]
