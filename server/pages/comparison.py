@@ -1,7 +1,8 @@
 """Runs beside each other, as numbers: series of like runs, what differs, differences to a baseline. Pure.
 
-A *series* is one run, or all runs whose configurations differ in nothing but name, tags and seed. Its curve is the
-mean over its runs of what the evaluators measured; a gain is the mean difference to the baseline's curve.
+A *series* is one run, or all runs whose configurations differ in nothing but name, tags and seed. Its
+curve is the mean over its runs of what the evaluators measured; a gain is the mean difference to the
+baseline's curve.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
 
 
 def make_series(runs: Sequence[ComparedRun], measure: str, *, grouped: bool) -> list[Series]:
-    """In the order of their first runs; ``grouped``: runs that differ in name, tags and seed alone are one."""
+    """In the order of their first runs; ``grouped``: those like but for name, tags and seed are one."""
     groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
         flat = _flatten(run.config)
