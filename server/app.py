@@ -30,6 +30,7 @@ from server.pages.actions import Actions
 from server.pages.assets import Assets
 from server.pages.clients_page import Invitations
 from server.pages.create_page import Creation
+from server.pages.direct import DirectPages
 from server.pages.users_page import Users
 from server.removals import FILE as REMOVALS
 from server.removals import Removals
@@ -293,15 +294,6 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     respond = errors.make_responder(count, partial(_render_page, sign_in))
     errors.install(app, respond)
     stall_seconds = coordinator.settings.stall_seconds
-    app.add_middleware(DirectCalls, coordinator=coordinator, respond=respond)  # innermost
-    app.add_middleware(Revocable, calls=coordinator.open_calls, respond=respond)
-    app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
-    app.add_middleware(SecurityHeaders)
-    app.add_middleware(HeadAsGet)
-    for router in api_routers():
-        app.include_router(router, prefix="/api/v1")
-    app.include_router(operations.router)
-    app.include_router(sign_in.router())
     pages = pages_router(
         coordinator.store,
         coordinator.clock,
@@ -312,6 +304,16 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         lambda: coordinator.feeds.followers,
         coordinator.hub.sleep,
     )
+    app.add_middleware(DirectCalls, coordinator=coordinator, respond=respond)  # innermost
+    app.add_middleware(DirectPages, coordinator=coordinator, pages=pages, respond=respond)
+    app.add_middleware(Revocable, calls=coordinator.open_calls, respond=respond)
+    app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(HeadAsGet)
+    for router in api_routers():
+        app.include_router(router, prefix="/api/v1")
+    app.include_router(operations.router)
+    app.include_router(sign_in.router())
     app.include_router(pages, dependencies=[Viewer])
     for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator), Users(coordinator)):
         app.include_router(forms.router(), dependencies=[Viewer])

@@ -36,6 +36,7 @@ __all__ = [
     "Reader",
     "Viewer",
     "ViewerOfAll",
+    "require_visit",
 ]
 
 
@@ -150,14 +151,19 @@ async def _find_visit(coordinator: Parts, request: Request, asking: Asking) -> V
         raise
 
 
-async def _require_viewer(
-    coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
-) -> Person:
+async def require_visit(coordinator: Parts, request: Request) -> Person:
+    """Who looks at a page, as ``request.state.visit`` says from now on. The problem that refuses it."""
     asking = _describe_asking(coordinator, request)
     visit = await _find_visit(coordinator, request, asking)
     await _admit_reader(coordinator, request, visit.person, asking)
     request.state.visit = visit
     return visit.person
+
+
+async def _require_viewer(
+    coordinator: Coordinator, request: Request, _scheme: Annotated[Any, _VIEWER]
+) -> Person:
+    return await require_visit(coordinator, request)
 
 
 async def _require_viewer_of_all(

@@ -31,7 +31,7 @@ KEPT_SECONDS = 1.0
 """For who comes by hand while nothing has happened: heartbeats, which are no events, may be so old."""
 KEPT_PAGES = 64
 
-_CLOCKS = re.compile(r' data-now="[^"]*"|As of \d\d:\d\d:\d\d|(?<=data-clock>)[^<]*')
+_CLOCKS = re.compile(rb' data-now="[^"]*"|As of \d\d:\d\d:\d\d|(?<=data-clock>)[^<]*')
 """What differs between two renderings of the same: the script keeps it right by itself."""
 
 
@@ -46,9 +46,9 @@ class PageKey:
 
 @dataclass(frozen=True)
 class Made:
-    """A rendering, and when it began, by the monotonic clock. ``etag`` says nothing of its clocks."""
+    """A rendering (UTF-8), and when it began, by the monotonic clock. ``etag`` says nothing of its clocks."""
 
-    html: str
+    html: bytes
     etag: str
     version: int
     began: float
@@ -102,8 +102,8 @@ class KeptPages:
 
     async def _make(self, key: PageKey, make: Callable[[], str], version: int) -> Made:
         began = time.monotonic()
-        html = await self._call(make)
-        digest = hashlib.sha256(_CLOCKS.sub("", html).encode()).hexdigest()
+        html = (await self._call(make)).encode()  # once, for everybody
+        digest = hashlib.sha256(_CLOCKS.sub(b"", html)).hexdigest()
         made = Made(html, f'"{digest[:32]}"', version, began, time.monotonic() - began)
         self._made[key] = made
         return made

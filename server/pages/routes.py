@@ -107,7 +107,7 @@ def answer_made(sessions: Sessions, request: Request, made: Made, is_refetch: bo
     answer = (
         Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         if has_page and sessions.has_nonce(request)
-        else HTMLResponse(made.html.replace(ANY_SEAL, seal), headers=headers)
+        else HTMLResponse(made.html.replace(ANY_SEAL.encode(), seal.encode()), headers=headers)
     )
     sessions.keep_nonce(request, answer, nonce)
     return answer

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -47,7 +48,7 @@ class Desk:
         return f'<main data-now="{self.made}"> version {self.version}</main>'
 
     async def get(self, key: PageKey = HERE, *, is_refetch: bool = False) -> str:
-        return (await self.pages.get(key, "demo", self.make, is_refetch=is_refetch)).html
+        return (await self.pages.get(key, "demo", self.make, is_refetch=is_refetch)).html.decode()
 
 
 def test_one_rendering_a_change_for_all_who_look() -> None:
@@ -183,3 +184,32 @@ def test_two_sessions_share_a_page_and_not_a_seal(at: Live) -> None:
     assert (stopped.status_code, stopped.headers["location"]) == (303, "/runs/demo")
     for browser in (one, other, reader):
         assert "Enough." in browser.get("/runs/demo").text
+
+
+def test_a_page_fetched_again_is_for_the_same_people_and_noted_the_same(at: Live) -> None:
+    def person(name: str, **more: Any) -> str:
+        token: str = at.admin.post("/users", json={"name": name, "role": "viewer", **more}).json()["token"]
+        return token
+
+    olga, lisa = person("olga"), person("lisa", runs=["other"])
+    site = at.site("anna").http.headers["Authorization"].removeprefix("Bearer ")
+    tokens = (VIEWER, olga, lisa, site, "of-nobody-whom-we-know", None)
+
+    def ask(token: str | None, path: str) -> tuple[int, str]:
+        answer = at.http(token).get(f"{at.url}{path}", headers={REFETCH: "1"})
+        title = re.search("<title>.*</title>", answer.text)
+        return answer.status_code, title[0] if title else answer.json()["detail"]
+
+    def look(query: str) -> list[tuple[int, str]]:
+        """``query``: with one, FastAPI answers."""
+        return [ask(token, path + query) for token in tokens for path in ("/", "/runs/demo", "/runs/nowhere")]
+
+    direct, noted = look(""), len(at.admin.get("/audit").text.splitlines())
+    statuses = [status for status, _ in direct]
+    assert statuses == [200, 200, 404] * 2 + [200, 403, 403] + [403] * 3 + [401] * 6
+    text = at.admin.get("/audit").text
+    assert all(f'"actor":"{who}"' in text for who in ("viewer", "user:olga", "user:lisa", "anna"))
+    assert look("?zero=") == direct
+    assert len(at.admin.get("/audit").text.splitlines()) == noted, "what was noted already"
+    assert at.admin.delete("/users/olga").status_code == 204
+    assert ask(olga, "/runs/demo")[0] == 401
