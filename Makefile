@@ -3,7 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# tests wait as often as they compute: of two cores four keep busy, and need 8 GB
+WORKERS ?= 4
 FAULTS ?= 8
 # the tests start hundreds of processes: none of them is to compile the sources anew
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

@@ -19,6 +19,8 @@ from simulation.results import versions
 __all__ = ["LOCAL", "check_node", "connect", "locate_cache", "locate_data"]
 
 LOCAL = "local"
+SLOW_START = "timed out during startup"
+"""In what Ray says of a node that was not there in time."""
 
 QUIET = {
     "RAY_TQDM_PATCH_PRINT": "0",  # Ray would put a function of its own in the place of print
@@ -48,7 +50,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
         own = {"include_dashboard": False, "_temp_dir": folder} if wanted == LOCAL else {}
         try:
             _check_listening(wanted)
-            ray.init(address=wanted, log_to_driver=False, logging_level="error", **own)
+            _start(ray, address=wanted, log_to_driver=False, logging_level="error", **own)
         except (OSError, ImportError, RuntimeError, ValueError) as fault:
             raise InvalidConfiguration(
                 f"address: no Ray cluster can be reached at {wanted}: {str(fault).strip().splitlines()[0]}",
@@ -60,6 +62,23 @@ def connect(address: str | None, say: Callable[[str], None]) -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
+
+
+def _start(ray: Any, **options: Any) -> None:
+    """Connect; once more where a cluster of this machine's own was not there within Ray's 30 s.
+
+    A busy machine needs longer the first time only. Raises what ``ray.init`` raises, and RuntimeError.
+    """
+    try:
+        ray.init(**options)
+    except Exception as fault:
+        if SLOW_START not in str(fault):
+            raise
+        ray.shutdown()
+        try:
+            ray.init(**options)
+        except Exception as again:  # Ray raises Exception itself
+            raise RuntimeError(str(again)) from None
 
 
 def _import_ray(local: bool) -> Any:

@@ -107,7 +107,7 @@ def test_an_enrolling_run_is_changed_and_goes_on_enrolling() -> None:
 
 @pytest.mark.parametrize("ended", [completed(collecting("a")), stopped(collecting("a"))])
 def test_of_an_ended_run_only_what_it_keeps_is_changed(ended: Run) -> None:
-    with pytest.raises(IllegalTransition, match="only what it keeps can be changed"):
+    with pytest.raises(IllegalTransition, match="only what it keeps and its tags can be changed"):
         change(ended, rounds=50)
     decision = decide(ended, ChangeRequested(ended.policy, (("keep_updates", None, 0),)), NOW)
     assert (decision.run, kinds(decision)) == (ended, ["run_changed"])

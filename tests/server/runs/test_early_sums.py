@@ -66,7 +66,7 @@ def size_of(client: str) -> int:
 
 def upload(at: Coordinator, client: str, name: str = "demo", seed: int = 0) -> str:
     body = make_file(seed or 1 + CLIENTS.index(client))
-    report = UpdateReport(attempt=1, steps=3, examples=size_of(client), start_loss=1.0, end_loss=0.5)
+    report = UpdateReport(attempt=1, steps=1, examples=size_of(client), start_loss=1.0, end_loss=0.5)
     layout = layout_of(at.store.run_view(name, at.clock()))
     at.intake.accept_small(Offer(name, 1, client, report, sha256(body), layout), body, len(body))
     return sha256(body)
