@@ -254,9 +254,15 @@ def _make_folder(stack: ExitStack, keep: Path | None) -> Path:
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, also where a shell had SIGINT ignored."""
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, also where a shell had SIGINT ignored.
+
+    So they do where a library takes the interruption for a fault of its own: pydantic, while it builds.
+    """
+    has_come = False
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        has_come = True
         raise KeyboardInterrupt
 
     before = {
@@ -264,6 +270,10 @@ def raise_on_signals() -> Iterator[None]:
     }
     try:
         yield
+    except Exception:
+        if has_come:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

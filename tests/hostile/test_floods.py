@@ -173,7 +173,7 @@ def test_one_participants_stopped_uploads_hold_three_places_and_not_for_ever(
         assert honest.upload("demo", 1, body).status_code == 200
         assert sorted(connection.answer()[0] for connection in opened) == [408] * 3 + [429] * 9
     assert site.upload("demo", 1, body).status_code == 200
-    assert list((tmp_path / "data" / "blobs" / "incoming").iterdir()) == []
+    at.wait_for(lambda: not list((tmp_path / "data" / "blobs" / "incoming").iterdir()))
 
 
 def test_uploads_of_all_have_a_limit_too(start: Callable[..., Live]) -> None:
