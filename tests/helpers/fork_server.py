@@ -78,7 +78,8 @@ class ForkedProcess:
             ready, _, _ = select.select([self._ending], [], [], timeout)
             if not ready:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            told = self._ending.read()
+            # not to the end: a child that was stopped right after its fork still holds the pipe
+            told = os.read(self._ending.fileno(), 64)
             self._ending.close()
             self.returncode = int(told) if told else -signal.SIGKILL  # the server itself is gone
         return self.returncode
