@@ -416,21 +416,15 @@ def make_changes(
     tags: str | None,
 ) -> RunChanges:
     """Of a run's configuration, from the command line; None: stays. Raises :class:`InvalidConfiguration`."""
-    given = {
-        "rounds": rounds,
-        "quorum": None if quorum == "half" else quorum,
-        "round_deadline_seconds": deadline,
-        "waiting_deadline_seconds": waiting_deadline,
-        "keep_updates": None if keep_updates == "all" else keep_updates,
-        "tags": split_tags(tags or ""),
-    }
-    chosen = {
-        name: value
-        for (name, value), said in zip(
-            given.items(), (rounds, quorum, deadline, waiting_deadline, keep_updates, tags), strict=True
-        )
-        if said is not None
-    }
+    asked = (
+        ("rounds", rounds, rounds),
+        ("quorum", quorum, None if quorum == "half" else quorum),
+        ("round_deadline_seconds", deadline, deadline),
+        ("waiting_deadline_seconds", waiting_deadline, waiting_deadline),
+        ("keep_updates", keep_updates, None if keep_updates == "all" else keep_updates),
+        ("tags", tags, split_tags(tags or "")),
+    )
+    chosen = {name: value for name, said, value in asked if said is not None}
     if not chosen:
         raise InvalidConfiguration(
             "say what is to change.",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from server.blobs import BlobStore, open_blobs
 from server.database.aggregations import AggregationInput, Update
-from server.database.erasure import PREFIX
+from server.database.join_tokens import ERASED
 from server.database.session import make_engine
 from server.database.store import Store
 from server.runs.aggregation import close_stored
@@ -67,7 +67,7 @@ def _recompute(
 
 
 def _check_kept(given: AggregationInput, update: Update, blobs: BlobStore) -> None:
-    if update.client.startswith(PREFIX) and not blobs.exists(update.digest):
+    if update.client.startswith(ERASED) and not blobs.exists(update.digest):
         raise NotFound(
             f"The update of {update.client} in round {given.round} of {given.run} was erased.",
             hint="Its client withdrew: replay a round without it.",

@@ -30,9 +30,8 @@ from server.database.tables import (
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus
 
-__all__ = ["PREFIX", "OpenUpdate", "erase", "list_open_updates"]
+__all__ = ["OpenUpdate", "erase", "list_open_updates"]
 
-PREFIX = ERASED
 _ITS_OWN = ("detail", "fingerprint", "group", "name", "reason", "version")
 """Details of an event about a client that are, or may hold, its own words."""
 _TOLD_AT_ENROLMENT = (
@@ -110,7 +109,7 @@ def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
         raise NotFound(
             f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
         )
-    name = find_free_name(connection, PREFIX)
+    name = find_free_name(connection, ERASED)
     values = {
         "client": name,
         "token_hash": secrets.token_hex(32),  # of no token
