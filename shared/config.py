@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from shared.compression import Compression
+from shared.distillation import Distillation
 from shared.frozen import Frozen
 from shared.metric_names import check_metric
 from shared.own_parts import OwnPath, is_own
@@ -36,6 +37,7 @@ __all__ = [
     "AnyMetric",
     "Compression",
     "DiscoWeighting",
+    "Distillation",
     "Draws",
     "Frozen",
     "LocalTraining",
@@ -357,6 +359,11 @@ class RunConfig(Frozen):
     compression: Compression | None = Field(
         None, description="None: updates are sent whole; otherwise what they changed, in fewer bytes"
     )
+    distillation: Distillation | None = Field(
+        None,
+        description="None: a round's model is the average; otherwise that learns from all clients' models, "
+        "on examples that belong to no client",
+    )
     secure: SecureSums | None = Field(
         None, description="None: updates arrive in clear; otherwise only their sums are known"
     )
@@ -430,6 +437,7 @@ class RunConfig(Frozen):
         self._check_secure()
         self._check_private()
         self._check_shadows()
+        self._check_distillation()
         if self.also and len(self.name) > _LONGEST_WITH_TWIN:
             raise ValueError(
                 f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most"
@@ -461,6 +469,23 @@ class RunConfig(Frozen):
                     f"shadow: {each.label} asks sites for more than {self.weighting.kind}, the run's "
                     "weighting; let it be the run's weighting, and that one the shadow"
                 )
+
+    def _check_distillation(self) -> None:
+        """What an ensemble of the clients' models cannot go with."""
+        if self.distillation is None:
+            return
+        reasons = {
+            "it runs each client's model, of which nobody sees one with secure sums": self.secure is not None,
+            "a robust aggregation is of no use where each client's model has a say in the ensemble": (
+                not isinstance(self.aggregation, MeanRule)
+            ),
+            "it runs each client's model, whose running statistics stay there with buffers: keep-local": (
+                self.buffers == "keep-local"
+            ),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise ValueError(f"distillation: {reason}")
 
     def _check_private(self) -> None:
         if self.dp is None:

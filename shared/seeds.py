@@ -26,6 +26,7 @@ Purpose = Literal[
     "controls",
     "validation",
     "proxy",
+    "distillation",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

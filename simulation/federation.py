@@ -45,8 +45,10 @@ from simulation.jobs import Job
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated
+    from shared.aggregation.distilled import ModelDistiller
     from shared.aggregation.proxy import ProxyExamples
     from shared.config import RunConfig
+    from shared.distillation import Distilled
     from shared.schemas import Metrics
     from shared.training.workbench import Workbench
     from shared.weightings import LedgerEntry
@@ -73,6 +75,7 @@ class RoundOutcome:
     scored: Path
     digest: str
     shadows: tuple[TimedShadow, ...] = ()
+    distilled: Distilled | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Federation:
         self._target = self._find_target()
         self._known = [self._contribution(index) for index in range(workbench.clients)]
         self._proxy = self._find_proxy()
+        self._distiller = self._find_distiller()
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config, masked=False))
         self._took_part: set[int] = set()
         remove_partial(folder)
@@ -234,7 +238,15 @@ class Federation:
         shadows = (
             self._make_shadows(current.number, start, end) if self.config.is_scored(current.number) else ()
         )
-        outcome = RoundOutcome(current.number, tuple(results), end.rows, scored.path, scored.digest, shadows)
+        outcome = RoundOutcome(
+            current.number,
+            tuple(results),
+            end.rows,
+            scored.path,
+            scored.digest,
+            shadows,
+            end.files.distilled,
+        )
         return outcome, self._next_checkpoint(current.number, kept, end, end.files)
 
     def _job(self, number: int, index: int, relative_size: float) -> Job:
@@ -264,6 +276,7 @@ class Federation:
             all_clients=self._known,
             number=number,
             proxy=self._proxy,
+            distiller=self._distiller,
         )
         made = []
         for place, weighting in enumerate(self.config.shadow):
@@ -287,9 +300,16 @@ class Federation:
         made.mkdir(exist_ok=True)
         if self._proxy is not None:
             self._workbench.load_model(start.model)
-        manifest, proxy = self._workbench.manifest, self._proxy
         return close_round(
-            self.config, manifest, start, arrived, self._known, made, number=number, proxy=proxy
+            self.config,
+            self._workbench.manifest,
+            start,
+            arrived,
+            self._known,
+            made,
+            number=number,
+            proxy=self._proxy,
+            distiller=self._distiller,
         )
 
     def _contribution(self, index: int) -> Contribution:
@@ -309,6 +329,18 @@ class Federation:
                 hint="Write `validation: 1000` into the partition, for example.",
             )
         return proxy
+
+    def _find_distiller(self) -> ModelDistiller | None:
+        """The examples on which the average is distilled, where the run asks for that."""
+        if self.config.distillation is None:
+            return None
+        distiller = self._workbench.make_distiller()
+        if distiller is None:
+            raise InvalidConfiguration(
+                "distillation needs examples that no client is dealt.",
+                hint="Write `validation: 1000` into the partition, for example.",
+            )
+        return distiller
 
     def _next_checkpoint(
         self, number: int, kept: Sequence[Job], end: RoundResult, files: Aggregated

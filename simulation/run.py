@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -298,6 +298,7 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         "local_loss": [result.loss for result in outcome.results],
         **_losses(outcome),
         **_shadows(outcome, scores),
+        **({"distilled": asdict(outcome.distilled)} if outcome.distilled else {}),
         "seconds": round(seconds, 3),
         "model": outcome.digest,
     }

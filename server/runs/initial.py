@@ -118,10 +118,12 @@ def _find_classes(config: RunConfig) -> tuple[str, ...]:
     return task_of(config).classes
 
 
+_EXAMPLES = (
+    "examples where rounds are aggregated: a coordinator has none, and evaluators are sent no single updates"
+)
 _NOT_HERE = {
     Need.COUNTS: "the label counts of every client, of which a site tells a coordinator one number at most",
-    Need.DATA: "labelled examples where rounds are aggregated: a coordinator has none, and evaluators are "
-    "sent no single updates",
+    Need.DATA: f"labelled {_EXAMPLES}",
 }
 
 
@@ -143,6 +145,10 @@ def _check_needs(config: RunConfig) -> None:
                 f"weighting.kind: {config.weighting.kind} needs {what}",
                 hint="feddisco simulate runs it; disco and entropy need one number of each site.",
             )
+    if config.distillation is not None:
+        raise InvalidConfiguration(
+            f"distillation needs {_EXAMPLES}", hint="Take it out; feddisco simulate runs it."
+        )
     asked = config.weighting.discrepancy
     if asked is not None and asked.target == "global" and config.secure is None:
         raise InvalidConfiguration(

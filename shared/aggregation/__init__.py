@@ -29,8 +29,17 @@ if TYPE_CHECKING:
 
     from shared.aggregation.secure_sums import RoundSums
     from shared.algorithms.base import Groups
+    from shared.distillation import Distilled
 
-__all__ = ["Aggregated", "RunningSum", "Stream", "UpdateFile", "aggregate", "aggregate_sums"]
+__all__ = [
+    "Aggregated",
+    "RunningSum",
+    "Stream",
+    "UpdateFile",
+    "aggregate",
+    "aggregate_sums",
+    "write_model",
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Aggregated:
 
     ``shares`` are what each update counts for in the model under an aggregation rule, by client index; None:
     the mean, where these are the weights, or a rule of coordinates, where they differ from one to the next.
+    ``distilled``: how the models were distilled, where they were.
     """
 
     model: Written
@@ -46,6 +56,7 @@ class Aggregated:
     broadcast: Written | None
     private: Written | None
     shares: Mapping[int, float] | None = None
+    distilled: Distilled | None = None
 
 
 def aggregate(
@@ -236,10 +247,10 @@ def _write_results(
     rest: Mapping[str, Tensor],
     folder: Path,
 ) -> Aggregated:
-    model = _write_model(folder / "model.safetensors", manifest, {**rest, **combined.model})
+    model = write_model(folder / "model.safetensors", manifest, {**rest, **combined.model})
     scored = model
     if combined.score is not None:
-        scored = _write_model(folder / "scored.safetensors", manifest, {**rest, **combined.score})
+        scored = write_model(folder / "scored.safetensors", manifest, {**rest, **combined.score})
     return Aggregated(
         model,
         scored,
@@ -250,7 +261,11 @@ def _write_results(
     )
 
 
-def _write_model(path: Path, manifest: Iterable[TensorSpec], tensors: Mapping[str, Tensor]) -> Written:
+def write_model(path: Path, manifest: Iterable[TensorSpec], tensors: Mapping[str, Tensor]) -> Written:
+    """The model's file, its tensors in the manifest's dtypes.
+
+    Raises InvalidConfiguration if one is missing or has another shape, ModelDiverged if one is not finite.
+    """
     return wire.write(path, {wire.MODEL: {s.name: _cast_and_check(s, tensors, wire.MODEL) for s in manifest}})
 
 

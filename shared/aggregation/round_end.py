@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.algorithms.base import UpdateInfo
 from shared.capping import cap_ledger
 from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 from shared.weightings import Contribution, LedgerEntry, find_taken, load_weighting, weigh
 from shared.weightings.base import (
@@ -30,6 +31,7 @@ from shared.weightings.base import (
 
 if TYPE_CHECKING:
     from shared.aggregation import Aggregated, RunningSum, UpdateFile
+    from shared.aggregation.distilled import ModelDistiller
     from shared.aggregation.figures import Move
     from shared.aggregation.proxy import ProxyExamples
     from shared.aggregation.secure_sums import Plan, RoundSums
@@ -102,12 +104,14 @@ def close_round(
     *,
     number: int,
     proxy: ProxyExamples | None = None,
+    distiller: ModelDistiller | None = None,
     begun: Sequence[RunningSum] = (),
 ) -> RoundResult:
     """Weigh the updates and aggregate them; result files are written into ``folder``.
 
     ``all_clients`` are all trainers enrolled, whether drawn for round ``number`` or not. ``proxy`` is for
-    weightings that need data. ``begun``: see :func:`shared.aggregation.aggregate`.
+    weightings that need data, ``distiller`` for a run with ``distillation``. ``begun``: see
+    :func:`shared.aggregation.aggregate`.
     """
     from shared.aggregation.figures import find_cosines, find_excess
 
@@ -128,7 +132,16 @@ def close_round(
         summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
         return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
     made = combine_updates(
-        config, manifest, start, believed, len(all_clients), weighed, folder, number=number, begun=begun
+        config,
+        manifest,
+        start,
+        believed,
+        len(all_clients),
+        weighed,
+        folder,
+        number=number,
+        distiller=distiller,
+        begun=begun,
     )
     if made.shares is not None:
         told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
@@ -207,20 +220,29 @@ def combine_updates(
     folder: Path,
     *,
     number: int,
+    distiller: ModelDistiller | None = None,
     begun: Sequence[RunningSum] = (),
 ) -> Aggregated:
-    """The model that the updates make with these weights, at least one of which is above 0."""
+    """The model that the updates make with these weights, at least one of which is above 0.
+
+    Distilled, where the run asks for it and clients have trained. Raises InvalidConfiguration without a
+    ``distiller`` then.
+    """
     from shared.aggregation import UpdateFile, aggregate
+    from shared.aggregation.distilled import distil_models
     from shared.algorithms import load_algorithm
 
-    return aggregate(
-        algorithm=load_algorithm(config.algorithm),
+    algorithm = load_algorithm(config.algorithm)
+    updates = [UpdateFile(update.info, update.path, update.digest) for update in believed]
+    weights = {row.index: row.weight for row in weighed.rows if row.included}
+    made = aggregate(
+        algorithm=algorithm,
         manifest=manifest,
         model=start.model,
         broadcast=start.broadcast,
         private=start.private,
-        updates=[UpdateFile(update.info, update.path, update.digest) for update in believed],
-        weights={row.index: row.weight for row in weighed.rows if row.included},
+        updates=updates,
+        weights=weights,
         clients=clients,
         local=config.local.in_round(number, config.rounds),
         buffers=config.buffers,
@@ -230,6 +252,14 @@ def combine_updates(
         number=number,
         seed=config.seed,
         begun=begun,
+    )
+    asked = config.distillation
+    if asked is None or not algorithm.trains(number):
+        return made
+    if distiller is None:
+        raise InvalidConfiguration("distillation needs examples, of which there are none here.")
+    return distil_models(
+        made, asked, distiller, manifest, start.model, updates, weights, folder, number=number
     )
 
 

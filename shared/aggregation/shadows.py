@@ -28,6 +28,7 @@ from shared.weightings.base import Weighting
 from shared.wire import Written
 
 if TYPE_CHECKING:
+    from shared.aggregation.distilled import ModelDistiller
     from shared.aggregation.proxy import ProxyExamples
 
 __all__ = ["Shadow", "ShadowMaker"]
@@ -57,6 +58,7 @@ class ShadowMaker:
     all_clients: Sequence[Contribution]
     number: int
     proxy: ProxyExamples | None = None
+    distiller: ModelDistiller | None = None
 
     def make(self, weighting: Weighting, path: Path) -> Shadow:
         """The model under ``weighting``, at ``path``; what is wrong with it does not touch the round."""
@@ -87,6 +89,7 @@ class ShadowMaker:
                     weighed,
                     Path(folder),
                     number=self.number,
+                    distiller=self.distiller,
                 )
                 made.scored.path.replace(path)
             return Shadow(weighting.label, rows, replace(made.scored, path=path), None)

@@ -24,6 +24,7 @@ from shared.seeds import torch_generator
 from shared.training import LOCAL_BUFFERS, train
 from shared.training.accountant import Spending, check_epsilon, find_epsilon, find_noise
 from shared.training.batches import planned_steps
+from shared.training.distillation import Distiller
 from shared.training.evaluation import EVALUATION_BATCH, evaluate
 from shared.training.optimizers import check_local
 from shared.training.packed import pack_result
@@ -192,6 +193,15 @@ class Workbench:
             return None
         order = torch.randperm(len(held), generator=torch_generator(self.config.seed, "proxy"))
         return ProxySet(self.task, self.model, held.subset(order[:number]), batch_size)
+
+    def make_distiller(self) -> Distiller | None:
+        """For the run's ``distillation``, on inputs of :meth:`validation_examples`; None without any."""
+        asked, held = self.config.distillation, self.validation_examples()
+        if asked is None or held is None:
+            return None
+        order = torch.randperm(len(held), generator=torch_generator(self.config.seed, "proxy"))
+        inputs = held.inputs.index_select(0, order[: asked.examples].to(held.inputs.device))
+        return Distiller(self.task, self.model, inputs, asked, seed=self.config.seed)
 
     def class_counts(self, index: int | None) -> list[float]:
         """The client's training examples of each class."""

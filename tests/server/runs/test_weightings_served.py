@@ -145,6 +145,13 @@ def test_what_cannot_be_had_here_is_refused_when_the_run_is_created(
         assert at.admin.get("/runs").json() == []
 
 
+def test_distillation_is_refused_when_the_run_is_created(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        with pytest.raises(AssertionError, match="distillation needs examples where rounds are aggregated"):
+            at.create(distillation={})
+        assert at.admin.get("/runs").json() == []
+
+
 class ByLoss(Weighting):
     """One's own: by the loss after training, remembered."""
 
