@@ -23,6 +23,7 @@ from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
+from shared.travelling import find_conflict as find_travelling_conflict
 from shared.vocabulary import AnyMetric, Metric, Slug
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.base import Need
@@ -275,6 +276,13 @@ class RunConfig(Frozen):
         MEAN,
         description="what the updates are combined by, beneath any weighting: their mean, or a robust rule",
     )
+    average_every: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="FedSkip: rounds from one average to the next; in those between, each model goes on to "
+        "another client as it is (simulations only)",
+    )
     shadow: tuple[Shadowed, ...] = Field(
         (),
         max_length=8,
@@ -438,6 +446,7 @@ class RunConfig(Frozen):
         self._check_private()
         self._check_shadows()
         self._check_distillation()
+        self._check_travelling()
         if self.also and len(self.name) > _LONGEST_WITH_TWIN:
             raise ValueError(
                 f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most"
@@ -486,6 +495,21 @@ class RunConfig(Frozen):
         for reason, holds in reasons.items():
             if holds:
                 raise ValueError(f"distillation: {reason}")
+
+    def _check_travelling(self) -> None:
+        if self.average_every == 1:
+            return
+        conflict = find_travelling_conflict(
+            weighting=self.weighting.kind,
+            needs=self.weighting.needs,
+            secure=self.secure is not None,
+            robust=not isinstance(self.aggregation, MeanRule),
+            compressed=self.compression is not None,
+            distilled=self.distillation is not None,
+            shadowed=bool(self.shadow),
+        )
+        if conflict is not None:
+            raise ValueError(f"average_every: {conflict}")
 
     def _check_private(self) -> None:
         if self.dp is None:
@@ -537,7 +561,13 @@ class RunConfig(Frozen):
         """
         if self.also is None:
             return None
-        plain = {"algorithm": self.also, "weighting": {"kind": "sizes"}, "shadow": (), "also": None}
+        plain = {
+            "algorithm": self.also,
+            "weighting": {"kind": "sizes"},
+            "average_every": 1,
+            "shadow": (),
+            "also": None,
+        }
         return self.change({"name": f"{self.name}-{self.also}", **plain})
 
     def change(self, changes: Mapping[str, Any]) -> Self:
@@ -573,6 +603,10 @@ class RunConfig(Frozen):
         """Whether evaluators are asked for the scores of round ``number``."""
         every = self.evaluate_every
         return every > 0 and (number % every == 0 or number == self.rounds)
+
+    def averages(self, number: int) -> bool:
+        """Whether all clients start from one model after round ``number``: the average that it made."""
+        return number % self.average_every == 0
 
     @property
     def needs_discrepancy(self) -> bool:

@@ -27,6 +27,7 @@ Purpose = Literal[
     "validation",
     "proxy",
     "distillation",
+    "scatter",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

@@ -29,6 +29,7 @@ from server.lifecycle.views import relative_sizes
 from shared import wire
 from shared.aggregation.round_end import Arrived, RoundResult, Start, close_round
 from shared.aggregation.shadows import Shadow, ShadowMaker
+from shared.aggregation.travelling import TravellingRound, close_travelling_round
 from shared.algorithms.base import UpdateInfo
 from shared.config import Frozen
 from shared.discrepancy import discrepancy
@@ -38,13 +39,14 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
 from shared.scores import find_score, name_score
 from shared.training.workbench import ClientTask
+from shared.travelling_checks import check_travelling
 from shared.weightings import Contribution, find_refusal, load_weighting
 from shared.weightings.base import Need
 from shared.wire.tensors import state_of
 from simulation.jobs import Job
+from simulation.travels import Dealt, TravellingFile, Travels, deal_files
 
 if TYPE_CHECKING:
-    from shared.aggregation import Aggregated
     from shared.aggregation.distilled import ModelDistiller
     from shared.aggregation.proxy import ProxyExamples
     from shared.config import RunConfig
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from shared.training.workbench import Workbench
     from shared.weightings import LedgerEntry
     from shared.weightings.base import Target
-    from shared.wire import Written
     from simulation.engines import Engine
     from simulation.jobs import ClientResult
 
@@ -76,6 +77,7 @@ class RoundOutcome:
     digest: str
     shadows: tuple[TimedShadow, ...] = ()
     distilled: Distilled | None = None
+    travels: Travels | None = None
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,12 @@ class Checkpoint(Frozen):
     kept: dict[int, str] = Field(default_factory=dict)
     took_part: tuple[int, ...] | None = Field(None, description="clients of which an update counted")
     memory: dict[str, dict[int, float]] = Field(default_factory=dict, description="the weighting's")
+    travelling: tuple[TravellingFile, ...] = Field((), description="since the last average, which is `model`")
 
     @property
     def names(self) -> set[str]:
-        return {name for name in (self.model, self.broadcast, self.private, *self.kept.values()) if name}
+        names = (self.model, self.broadcast, self.private, *self.kept.values())
+        return {name for name in names if name} | {model.file for model in self.travelling}
 
 
 class Federation:
@@ -121,6 +125,7 @@ class Federation:
         self._workbench = workbench
         self._sizes = [len(workbench.training_examples(index)) for index in range(workbench.clients)]
         check_features(config, workbench.algorithm)
+        check_travelling(config, workbench.algorithm)
         self._needs = load_weighting(config.weighting).needs
         self._target = self._find_target()
         self._known = [self._contribution(index) for index in range(workbench.clients)]
@@ -226,10 +231,12 @@ class Federation:
                 f"run {self.run.id} is running without a round: no client has examples."
             )
         sizes = relative_sizes(self.run)
-        jobs = [self._job(current.number, p.index, sizes[p.client]) for p in current.participants]
+        clients = [p.index for p in current.participants]
+        dealt = deal_files(self.config, current.number, self.checkpoint.travelling, clients)
+        jobs = [self._job(current.number, p.index, sizes[p.client], dealt) for p in current.participants]
         results = engine.map(jobs)
         start = self._find_start()
-        end = self._end_round(current.number, start, jobs, results)
+        end, travelling = self._end_round(current.number, start, self._arrive(jobs, results, dealt), dealt)
         if end.files is None:
             raise InvalidConfiguration(f"round {current.number} has no weight: {end.weightless}")
         included = self._record(current, {row.index: _refusal(row) for row in end.rows})
@@ -238,6 +245,7 @@ class Federation:
         shadows = (
             self._make_shadows(current.number, start, end) if self.config.is_scored(current.number) else ()
         )
+        averaged = self.config.averages(current.number)
         outcome = RoundOutcome(
             current.number,
             tuple(results),
@@ -246,16 +254,18 @@ class Federation:
             scored.digest,
             shadows,
             end.files.distilled,
+            None if travelling is None else Travels.of(dealt, travelling, averaged=averaged),
         )
-        return outcome, self._next_checkpoint(current.number, kept, end, end.files)
+        return outcome, self._next_checkpoint(current.number, kept, end, travelling)
 
-    def _job(self, number: int, index: int, relative_size: float) -> Job:
+    def _job(self, number: int, index: int, relative_size: float, dealt: Dealt) -> Job:
+        own = dealt.files.get(index)
         task = ClientTask(
             round=number,
             index=index,
             relative_size=relative_size,
             took_part=index in self._took_part,
-            model=self.folder / self.checkpoint.model,
+            model=self.folder / (self.checkpoint.model if own is None else own.file),
             broadcast=self._path(self.checkpoint.broadcast),
             kept=self._path(self.checkpoint.kept.get(index)),
         )
@@ -285,32 +295,43 @@ class Federation:
             made.append(TimedShadow(shadow, time.perf_counter() - began))
         return tuple(made)
 
-    def _end_round(
-        self, number: int, start: Start, jobs: Sequence[Job], results: Sequence[ClientResult]
-    ) -> RoundResult:
-        arrived = [
+    def _arrive(self, jobs: Sequence[Job], results: Sequence[ClientResult], dealt: Dealt) -> list[Arrived]:
+        return [
             Arrived(
                 UpdateInfo(result.index, result.examples, job.task.relative_size, result.steps),
                 job.update,
                 replace(self._known[result.index], start_loss=result.start_loss, end_loss=result.end_loss),
+                start=job.task.model if result.index in dealt.files else None,
             )
             for job, result in zip(jobs, results, strict=True)
         ]
+
+    def _end_round(
+        self, number: int, start: Start, arrived: Sequence[Arrived], dealt: Dealt
+    ) -> tuple[RoundResult, TravellingRound | None]:
         made = self.folder / "made"
         made.mkdir(exist_ok=True)
         if self._proxy is not None:
             self._workbench.load_model(start.model)
-        return close_round(
-            self.config,
-            self._workbench.manifest,
-            start,
-            arrived,
-            self._known,
-            made,
-            number=number,
-            proxy=self._proxy,
-            distiller=self._distiller,
+        config, manifest, proxy = self.config, self._workbench.manifest, self._proxy
+        if config.average_every == 1:
+            end = close_round(
+                config,
+                manifest,
+                start,
+                arrived,
+                self._known,
+                made,
+                number=number,
+                proxy=proxy,
+                distiller=self._distiller,
+            )
+            return end, None
+        before = [model.in_folder(self.folder) for model in self.checkpoint.travelling]
+        travelling = close_travelling_round(
+            config, manifest, start, arrived, dealt.numbers, before, self._known, made, number=number
         )
+        return travelling.result, travelling
 
     def _contribution(self, index: int) -> Contribution:
         counts = None
@@ -343,24 +364,50 @@ class Federation:
         return distiller
 
     def _next_checkpoint(
-        self, number: int, kept: Sequence[Job], end: RoundResult, files: Aggregated
+        self, number: int, kept: Sequence[Job], end: RoundResult, travelling: TravellingRound | None
     ) -> Checkpoint:
-        """Results under names of their own; ``kept`` are the jobs whose new state counts."""
-        return Checkpoint(
-            completed=number,
-            model=self._link(files.model, f"model-{number}"),
-            broadcast=self._link(files.broadcast, f"broadcast-{number}") if files.broadcast else None,
-            private=self._link(files.private, f"private-{number}") if files.private else None,
-            kept=self.checkpoint.kept | {job.task.index: job.kept.name for job in kept},
-            took_part=tuple(sorted(self._took_part)),
-            memory={name: dict(values) for name, values in end.memory.items()},
+        """Results under names of their own; ``kept`` are the jobs whose new state counts.
+
+        After a round that does not average, clients' models go on; their average is only scored.
+        """
+        after = self.checkpoint.model_copy(
+            update={
+                "completed": number,
+                "kept": self.checkpoint.kept | {job.task.index: job.kept.name for job in kept},
+                "took_part": tuple(sorted(self._took_part)),
+                "memory": {name: dict(values) for name, values in end.memory.items()},
+                "travelling": (),
+            }
+        )
+        if travelling is not None and not self.config.averages(number):
+            return after.model_copy(update={"travelling": self._name_models(number, travelling)})
+        if (made := end.files) is None:
+            raise ValueError("a round without a model has no checkpoint")
+        written = {"model": made.model, "broadcast": made.broadcast, "private": made.private}
+        return after.model_copy(
+            update={
+                kind: self._link(file.path, f"{kind}-{number}") if file else None
+                for kind, file in written.items()
+            }
         )
 
-    def _link(self, written: Written, name: str) -> str:
+    def _name_models(self, number: int, travelling: TravellingRound) -> tuple[TravellingFile, ...]:
+        """Those that rested keep their names."""
+        names = {self.folder / model.file: model.file for model in self.checkpoint.travelling}
+        return tuple(
+            TravellingFile(
+                file=names.get(model.path) or self._link(model.path, f"travelling-{number}-{at}"),
+                client=model.client,
+                earned=model.earned,
+            )
+            for at, model in enumerate(travelling.models)
+        )
+
+    def _link(self, path: Path, name: str) -> str:
         """A second name for the file: the scored model may be the same one."""
-        path = self.folder / name
-        path.unlink(missing_ok=True)
-        path.hardlink_to(written.path)
+        link = self.folder / name
+        link.unlink(missing_ok=True)
+        link.hardlink_to(path)
         return name
 
     def _skip_round(self) -> None:

@@ -297,10 +297,26 @@ def _round_line(outcome: RoundOutcome, scores: _Scores | None, seconds: float) -
         "steps": [result.steps for result in outcome.results],
         "local_loss": [result.loss for result in outcome.results],
         **_losses(outcome),
+        **_travels(outcome),
         **_shadows(outcome, scores),
         **({"distilled": asdict(outcome.distilled)} if outcome.distilled else {}),
         "seconds": round(seconds, 3),
         "model": outcome.digest,
+    }
+
+
+def _travels(outcome: RoundOutcome) -> dict[str, Any]:
+    """Where models travel: who started from whose, who has each now, and what each would count."""
+    travels = outcome.travels
+    if travels is None:
+        return {}
+    return {
+        "averaged": travels.averaged,
+        "started_from": [travels.started_from[result.index] for result in outcome.results],
+        "models": [
+            {"client": client, "weight": share}
+            for client, share in zip(travels.clients, travels.shares, strict=True)
+        ],
     }
 
 

@@ -47,6 +47,7 @@ def make_initial(
     config.local.in_round(1, config.rounds)  # a schedule of one's own runs here, too
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
+    _check_averages(config)
     _check_shadows(config)
     _check_target(config, found.classes)
     check_metrics(config.metrics, found.classes)
@@ -154,6 +155,15 @@ def _check_needs(config: RunConfig) -> None:
         raise InvalidConfiguration(
             f"weighting.target: global needs {_NOT_HERE[Need.COUNTS]}",
             hint="Add `secure: {}`: then the sites' label counts are summed, and only the sum is known.",
+        )
+
+
+def _check_averages(config: RunConfig) -> None:
+    if config.average_every > 1:
+        raise InvalidConfiguration(
+            f"average_every: {config.average_every} hands one site's model on to another, unaveraged; here "
+            "a site's model reaches the coordinator and nobody else",
+            hint="Leave it out; feddisco simulate runs it.",
         )
 
 

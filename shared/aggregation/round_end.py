@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrived",
+    "LookedAt",
     "RoundResult",
     "Start",
     "close_masked_round",
     "close_round",
     "combine_updates",
     "explain_weightless",
+    "look_at_updates",
     "unmask_totals",
     "weigh_updates",
 ]
@@ -66,8 +68,8 @@ class Start:
 class Arrived:
     """A client's validated update, and what weighting knows of the client.
 
-    ``move``: how it moves the model that the round started from, if that was measured already. ``digest``:
-    of the file, if that is known.
+    ``move``: how it moves the model that it started from, if that was measured already. ``digest``: of the
+    file, if that is known. ``start``: the model that this client started from, if that is not the round's.
     """
 
     info: UpdateInfo
@@ -75,6 +77,7 @@ class Arrived:
     known: Contribution
     move: Move | None = None
     digest: str | None = None
+    start: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -113,24 +116,15 @@ def close_round(
     weightings that need data, ``distiller`` for a run with ``distillation``. ``begun``: see
     :func:`shared.aggregation.aggregate`.
     """
-    from shared.aggregation.figures import find_cosines, find_excess
-
     arrived = _unpack(config, manifest, start, arrived, folder)
-    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
-    moves = {} if config.secure is not None else _measure(start.model, arrived, parameters)
-    beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
-    believed = tuple(update for update in arrived if update.info.index not in beyond)
-    weighed = weigh_updates(
-        config, config.weighting, parameters, start, believed, all_clients, number=number, proxy=proxy
-    )
-    paths = {update.info.index: update.path for update in believed if moves}
-    cosines = find_cosines(start.model, paths, moves, parameters)
-    told = _describe([*weighed.rows, *_leave_out(arrived, beyond)], moves, cosines)
+    looked = look_at_updates(config, manifest, start, arrived, all_clients, number=number, proxy=proxy)
+    weighed, told = looked.weighed, looked.rows
     if not any(row.weight > 0 for row in weighed.rows):
         return RoundResult(told, None, start.memory, UNCHANGED, explain_weightless(told))
     if config.secure is not None:
         summed, why = _add_up(config, manifest, start, arrived, all_clients, folder, number)
         return RoundResult(told, summed, start.memory, UNCHANGED, why or None)
+    believed = looked.believed
     made = combine_updates(
         config,
         manifest,
@@ -146,6 +140,42 @@ def close_round(
     if made.shares is not None:
         told = tuple(replace(row, share=made.shares.get(row.index, 0.0)) for row in told)
     return RoundResult(told, made, weighed.memory, weighed.adjustment, believed=believed)
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """A round's updates, weighed: ``rows`` of all, with what they are like; which are ``believed``."""
+
+    weighed: Weighed
+    rows: tuple[LedgerEntry, ...]
+    believed: tuple[Arrived, ...]
+
+
+def look_at_updates(
+    config: RunConfig,
+    manifest: Sequence[TensorSpec],
+    start: Start,
+    arrived: Sequence[Arrived],
+    all_clients: Sequence[Contribution],
+    *,
+    number: int,
+    proxy: ProxyExamples | None,
+) -> LookedAt:
+    """What each of a round's whole updates is like, whether it is believed, and what it counts."""
+    from shared.aggregation.figures import find_cosines, find_excess
+
+    parameters = [spec for spec in manifest if spec.kind is TensorKind.PARAMETER]
+    moves = {} if config.secure is not None else _measure(start.model, arrived, parameters)
+    beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
+    believed = tuple(update for update in arrived if update.info.index not in beyond)
+    weighed = weigh_updates(
+        config, config.weighting, parameters, start, believed, all_clients, number=number, proxy=proxy
+    )
+    from_one = all(update.start is None for update in arrived)
+    paths = {update.info.index: update.path for update in believed if moves and from_one}
+    cosines = find_cosines(start.model, paths, moves, parameters)
+    told = _describe([*weighed.rows, *_leave_out(arrived, beyond)], moves, cosines)
+    return LookedAt(weighed, told, believed)
 
 
 def _unpack(
@@ -267,10 +297,13 @@ def _measure(model: Path, arrived: Sequence[Arrived], parameters: Sequence[Tenso
     from shared.aggregation.figures import measure_move
 
     moves: dict[int, Move] = {}
-    start = next((update.move.start for update in arrived if update.move is not None), None)
+    known = {update.start: update.move.start for update in arrived if update.move is not None}  # norms
     for update in arrived:
-        move = update.move or measure_move(model, update.path, parameters, start)
-        moves[update.info.index], start = move, move.start
+        move = update.move or measure_move(
+            update.start or model, update.path, parameters, known.get(update.start)
+        )
+        moves[update.info.index] = move
+        known.setdefault(update.start, move.start)
     return moves
 
 
