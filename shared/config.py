@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from shared import calibration, privacy
+from shared.calibration import Calibration
 from shared.compression import Compression
 from shared.distillation import Distillation
 from shared.frozen import Frozen
@@ -18,7 +20,7 @@ from shared.metric_names import check_metric
 from shared.own_parts import OwnPath, is_own
 from shared.partition_choice import Partition
 from shared.presets import expanded
-from shared.privacy import PrivateTraining, find_conflict
+from shared.privacy import PrivateTraining
 from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.schedules import CONSTANT, Schedule
@@ -36,6 +38,7 @@ __all__ = [
     "EVERYBODY",
     "AlgorithmChoice",
     "AnyMetric",
+    "Calibration",
     "Compression",
     "DiscoWeighting",
     "Distillation",
@@ -378,6 +381,10 @@ class RunConfig(Frozen):
     dp: PrivateTraining | None = Field(
         None, description="None: training by plain gradients; otherwise by DP-SGD at each client"
     )
+    calibration: Calibration | None = Field(
+        None,
+        description="ccvr: in the last round all clients measure, and the classifier is trained anew",
+    )
     data_licence: str | None = Field(
         None, max_length=200, description="of the data, for whoever takes the model home"
     )
@@ -444,6 +451,7 @@ class RunConfig(Frozen):
             raise ValueError(f"local.class_weights has {len(weights)} for {len(self.classes)} classes")
         self._check_secure()
         self._check_private()
+        self._check_calibration()
         self._check_shadows()
         self._check_distillation()
         self._check_travelling()
@@ -514,7 +522,7 @@ class RunConfig(Frozen):
     def _check_private(self) -> None:
         if self.dp is None:
             return
-        conflict = find_conflict(
+        conflict = privacy.find_conflict(
             weighting=self.weighting.kind,
             needs=self.weighting.needs,
             clip_norm=self.local.clip_norm,
@@ -523,6 +531,20 @@ class RunConfig(Frozen):
         )
         if conflict is not None:
             raise ValueError(f"dp: {conflict}")
+
+    def _check_calibration(self) -> None:
+        if self.calibration is None:
+            return
+        conflict = calibration.find_conflict(
+            rounds=self.rounds,
+            average_every=self.average_every,
+            is_secure=self.secure is not None,
+            is_private=self.dp is not None,
+            is_mean=isinstance(self.aggregation, MeanRule),
+            stops_early=self.stop_when is not None,
+        )
+        if conflict is not None:
+            raise ValueError(f"calibration: {conflict}")
 
     def _check_secure(self) -> None:
         if self.secure is None:
@@ -607,6 +629,10 @@ class RunConfig(Frozen):
     def averages(self, number: int) -> bool:
         """Whether all clients start from one model after round ``number``: the average that it made."""
         return number % self.average_every == 0
+
+    def calibrates(self, number: int) -> bool:
+        """Whether round ``number`` trains the classifier anew, in place of the model at the clients."""
+        return self.calibration is not None and number == self.rounds
 
     @property
     def needs_discrepancy(self) -> bool:

@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.problems import InvalidConfiguration
+from shared import wire
+from shared.problems import InvalidConfiguration, OutOfBounds
 from shared.rules import MeanRule
 from shared.schemas import TensorKind, TensorSpec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from shared.algorithms.base import Algorithm, LocalRound, Tensors, Told
@@ -29,8 +32,10 @@ __all__ = [
     "PRODUCTS",
     "SUMS",
     "Classifier",
+    "check_counts",
     "check_features",
     "check_labels",
+    "count_keys",
     "evaluating",
     "find_classifier",
     "find_module",
@@ -107,6 +112,39 @@ def check_features(config: RunConfig, algorithm: Algorithm[Any]) -> None:
         )
 
 
+# ---------------------------------------------------------------- at the coordinator
+
+
+def count_keys(algorithm: Algorithm[Any], manifest: Sequence[TensorSpec]) -> list[str]:
+    """Keys in an update's file of what :func:`measure` counts, for an algorithm that is told of features."""
+    if algorithm.tells == "nothing":
+        return []
+    own = algorithm.own_specs(manifest)
+    return [
+        wire.key(group, COUNTS)
+        for group in algorithm.uploads
+        if any(spec.name == COUNTS for spec in own.get(group, ()))
+    ]
+
+
+def check_counts(path: Path, keys: Sequence[str], examples: int) -> None:
+    """Raise OutOfBounds if the counts in a validated update cannot be those of so many ``examples``.
+
+    Whoever counts more would have more say than its size gives it. A size that is told to two digits may
+    be less than what is counted by a twentieth.
+    """
+    with wire.opened(path) as file:
+        for key in keys:
+            counts = file.tensor(key.removesuffix(f"/{COUNTS}"), COUNTS)
+            least, total = float(counts.min()), float(counts.sum())
+            if least < 0 or bool((counts != counts.round()).any()) or total > 1.1 * examples:
+                raise OutOfBounds(
+                    f"the tensor {key!r} counts {total:g} examples, {least:g} of one class, where the client "
+                    f"has {examples}",
+                    hint="Counts are whole numbers from 0, and of the client's own examples.",
+                )
+
+
 # ---------------------------------------------------------------- at the client
 
 
@@ -161,7 +199,7 @@ def measure(local: LocalRound, classifier: Classifier, told: Told) -> Tensors:
         for inputs, targets in local.look():
             local.model(inputs)
             labels = check_labels(targets, classifier).cpu()
-            features = local.scratch[FEATURES].flatten(1).double().cpu()
+            features = _check_features(local.scratch[FEATURES].flatten(1), len(labels), classifier)
             counts = torch.bincount(labels, minlength=classifier.classes)
             sums[COUNTS] += counts
             sums[SUMS].index_add_(0, labels, features)
@@ -171,6 +209,17 @@ def measure(local: LocalRound, classifier: Classifier, told: Told) -> Tensors:
                     sums[PRODUCTS][c] += own.T @ own
     stop_listening(local)
     return sums
+
+
+def _check_features(features: Tensor, examples: int, classifier: Classifier) -> Tensor:
+    """The features, on the CPU in float64; InvalidConfiguration if they are not one vector an example."""
+    if features.shape != (examples, classifier.features):
+        raise InvalidConfiguration(
+            f"the layer {classifier.name!r} is given {list(features.shape)} numbers for {examples} examples, "
+            f"not {classifier.features} for each",
+            hint="Features by class are those of a layer that sees each example once.",
+        )
+    return features.double().cpu()
 
 
 def check_labels(targets: Tensor, classifier: Classifier) -> Tensor:

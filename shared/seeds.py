@@ -28,6 +28,7 @@ Purpose = Literal[
     "proxy",
     "distillation",
     "scatter",
+    "calibration",
 ]
 
 __all__ = ["Purpose", "derive", "torch_generator"]

@@ -18,7 +18,7 @@ __all__ = ["find_form", "whole_layout"]
 
 
 def whole_layout(config: RunConfig, algorithm: Algorithm[Any], manifest: Sequence[TensorSpec]) -> Layout:
-    """The tensors of an update that is sent in clear, whole."""
+    """The tensors of an update that is sent in clear, whole; ``algorithm`` is its round's."""
     return wire.update_layout(manifest, algorithm.uploads, config.buffers, algorithm.own_specs(manifest))
 
 

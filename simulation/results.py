@@ -120,7 +120,10 @@ def same_results(one: RunConfig, other: RunConfig) -> bool:
 def is_longer(config: RunConfig, begun: RunConfig) -> bool:
     """Whether it asks for more rounds and nothing else, and no past round went by how many there are."""
     by_rounds = (
-        config.weighting.goes_by_rounds or config.local.schedule.goes_by_rounds or config.dp is not None
+        config.weighting.goes_by_rounds
+        or config.local.schedule.goes_by_rounds
+        or config.dp is not None
+        or config.calibration is not None
     )
     longer = config.rounds > begun.rounds and not by_rounds
     return longer and same_results(config, begun.model_copy(update={"rounds": config.rounds}))

@@ -44,7 +44,7 @@ def open_next(draft: Draft) -> None:
     policy = run.policy
     drawn = draw(
         ready,
-        policy.clients_per_round if number else None,  # the sum that ends enrolment is over all
+        policy.count_drawn(number),
         seed=policy.seed,
         number=number,
         attempt=attempt - attempts_before(run, number),  # as if it had never been drawn before

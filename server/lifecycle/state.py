@@ -37,6 +37,7 @@ class Policy:
     keep: Literal["last", "best"] = "last"
     combine_scores: ScoreRule = "median"
     secure: SecureSums | None = None
+    calibrates: bool = False
 
     @property
     def needs_scores(self) -> bool:
@@ -73,7 +74,16 @@ class Policy:
             keep=config.keep,
             combine_scores=config.combine_scores,
             secure=secure,
+            calibrates=config.calibration is not None,
         )
+
+    def count_drawn(self, number: int) -> int | None:
+        """The most clients of round ``number``; None: everybody.
+
+        The sum that ends enrolment is over all, and the features of a calibration are those of all.
+        """
+        measures_all = not number or (self.calibrates and number == self.rounds)
+        return None if measures_all else self.clients_per_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from server.pages.weighting_words import INSTEAD, WORDS, Column, scores_sum, wor
 from server.pages.words import amount, number, percent, plain
 from shared.algorithms import load_algorithm
 from shared.algorithms.fedfm import FedFm
+from shared.calibration import Calibration
 from shared.capping import is_feasible
 from shared.config import ANYONE, Members, RunConfig, Weighting
 from shared.problems import InvalidConfiguration
@@ -143,6 +144,8 @@ def measuring_sentence(config: RunConfig, round: int) -> str | None:
         algorithm = load_algorithm(config.algorithm)
     except InvalidConfiguration:  # somebody's own that is not installed here any more
         return None
+    if config.calibration is not None and config.calibrates(round):
+        return _calibrating_sentence(config.calibration)
     if algorithm.trains(round):
         return None
     means = " Weights and losses below are of what was measured; no model is averaged by them."
@@ -153,6 +156,19 @@ def measuring_sentence(config: RunConfig, round: int) -> str | None:
             f"anchors to which the next round's training draws the features.{means}"
         )
     return f"A measuring round: no client trains, each tells what it measured of the model.{means}"
+
+
+def _calibrating_sentence(options: Calibration) -> str:
+    """What the last round of a run with a calibration does."""
+    epochs = f"{amount(options.epochs)} epoch{'' if options.epochs == 1 else 's'}"
+    return (
+        "The calibrating round (CCVR): no client trains. Each sums up by class what its examples look like "
+        "to the model, and these sums give the mean and the covariance of each class over all clients. From "
+        "each class's Gaussian the coordinator draws virtual features, "
+        f"{amount(options.virtual_features)} a class on average and more of the more frequent ones, and "
+        f"trains the classifier on them for {epochs}. All else of the model stays as it is, bit for bit. "
+        "Weights and losses below are of what was measured; no model is averaged by them."
+    )
 
 
 def cap_words(rows: Sequence[LedgerRow], largest: float | None) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from server.blobs import BlobStore
-from server.runs.layout import update_tensors
+from server.runs.layout import largest_update
+from shared.calibrated import check_calibration
 from shared.config import RunConfig
 from shared.features import check_features
 from shared.metric_names import check_metrics
@@ -38,7 +39,6 @@ def make_initial(
     """
     from shared.algorithms import check_optimizer, load_algorithm
     from shared.training.private_checks import check_private
-    from shared.wire import largest_bytes
 
     algorithm = load_algorithm(config.algorithm)  # before a model is built
     check_features(config, algorithm)
@@ -50,8 +50,9 @@ def make_initial(
     _check_averages(config)
     _check_shadows(config)
     _check_target(config, found.classes)
+    check_calibration(config, found.manifest, found.classes)
     check_metrics(config.metrics, found.classes)
-    size = largest_bytes(update_tensors(config, found.manifest))
+    size = largest_update(config, found.manifest)
     if size > max_update_bytes:
         raise InvalidConfiguration(
             f"an update of this run may have {size} bytes, more than the {max_update_bytes} allowed here",

@@ -24,6 +24,7 @@ from server.runs.layout import RunLayout
 from server.runs.moves import Moves
 from server.runs.runner import Runner
 from server.runs.space import Space
+from shared.features import check_counts
 from shared.problems import (
     Conflict,
     InvalidRequest,
@@ -187,8 +188,10 @@ class Intake:
             validate(incoming.path, tensors)
             return
         validate(incoming.path, tensors, max_entry=offer.layout.max_entry)
-        if offer.layout.packed is not None:
-            check_packed(incoming.path, offer.layout.packed)
+        if (form := offer.layout.packed_of(offer.round)) is not None:
+            check_packed(incoming.path, form)
+        if keys := [key for key in offer.layout.counted if key in tensors]:
+            check_counts(incoming.path, keys, offer.report.examples)
         self._check_move(offer, incoming)
 
     def _check_move(self, offer: Offer, incoming: Incoming) -> None:
@@ -222,7 +225,7 @@ class Intake:
     @contextmanager
     def _whole(self, offer: Offer, incoming: Incoming, start: Path) -> Iterator[Path]:
         """The update as a whole one; what was packed is held to the same bounds as what was not."""
-        form = offer.layout.packed
+        form = offer.layout.packed_of(offer.round)
         if form is None:
             yield incoming.path
             return

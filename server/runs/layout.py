@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shared.wire import Layout
     from shared.wire.packing import PackedForm
 
-__all__ = ["RunLayout", "RunLayouts", "layout_of", "update_tensors"]
+__all__ = ["RunLayout", "RunLayouts", "largest_update", "layout_of", "update_tensors"]
 
 REMEMBERED_RUNS = 64
 
@@ -28,10 +28,13 @@ REMEMBERED_RUNS = 64
 class RunLayout:
     """The class contract of a run, what it asks of its labels, and the tensors of its updates.
 
-    ``max_bytes``: the tensors' own bytes and an allowance for the file's header. ``packed`` says what
-    the updates of a run with compression stand for (None: they arrive whole), ``totals`` are the tensors of
-    round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear). ``steps`` are those
-    that a client can have taken, by its examples, its index and the round (None: they make no difference).
+    ``max_bytes``: the tensors' own bytes and an allowance for the file's header, in whatever round.
+    ``packed`` says what the updates of a run with compression stand for (None: they arrive whole), ``totals``
+    are the tensors of round 0 of a secure run, the sum that ends enrolment (None: updates arrive in clear).
+    ``steps`` are those that a client can have taken, by its examples, its index and the round (None: they
+    make no difference).
+    ``calibrating`` are the tensors of the round that calibrates, by its number (None: there is none), and
+    ``counted`` the keys of the tensors in which clients count their examples.
     """
 
     task: str
@@ -45,25 +48,35 @@ class RunLayout:
     packed: PackedForm | None = None
     totals: Layout | None = None
     steps: Callable[[int, int, int], range] | None = None
+    calibrating: tuple[int, Layout] | None = None
+    counted: tuple[str, ...] = ()
 
     def tensors_of(self, round: int) -> Layout:
         """Of an update of this round."""
+        if self.calibrating is not None and round == self.calibrating[0]:
+            return self.calibrating[1]
         return self.tensors if round or self.totals is None else self.totals
+
+    def packed_of(self, round: int) -> PackedForm | None:
+        """As ``packed``, of this round: one that calibrates has nothing to pack."""
+        return None if self.calibrating is not None and round == self.calibrating[0] else self.packed
 
 
 def layout_of(run: RunView) -> RunLayout:
     """Imports PyTorch: call it on a thread."""
     from shared.aggregation.secure_sums import sum_layout, totals_length
+    from shared.calibrated import find_algorithm
+    from shared.features import count_keys
     from shared.update_forms import find_form
-    from shared.wire import largest_bytes
 
     config = run.config
+    algorithms = [find_algorithm(config, number) for number in (1, config.rounds)]
     tensors, packed = update_tensors(config, run.manifest), find_form(config, run.manifest)
     return RunLayout(
         task=config.task,
         classes=run.classes,
         tensors=tensors,
-        max_bytes=largest_bytes(tensors),
+        max_bytes=largest_update(config, run.manifest),
         discrepancy=config.weighting.discrepancy,
         max_entry=config.max_entry,
         max_norm=config.max_norm,
@@ -71,6 +84,8 @@ def layout_of(run: RunView) -> RunLayout:
         packed=packed,
         totals=None if config.secure is None else sum_layout(config, totals_length(config, len(run.classes))),
         steps=_plan_steps(config),
+        calibrating=_find_calibrating(config, run.manifest),
+        counted=tuple({key for each in algorithms for key in count_keys(each, run.manifest)}),
     )
 
 
@@ -84,7 +99,7 @@ def _plan_steps(config: RunConfig) -> Callable[[int, int, int], range] | None:
         return None
 
     def plan(examples: int, index: int, round: int) -> range:
-        if not algorithm.trains(round):
+        if config.calibrates(round) or not algorithm.trains(round):
             return range(1)
         # with batch normalisation, of which nothing is known here, a last batch of one is joined to another
         least, most = (
@@ -107,6 +122,24 @@ def update_tensors(config: RunConfig, manifest: Sequence[TensorSpec]) -> Layout:
     if config.secure is None:
         return whole_layout(config, algorithm, manifest)
     return sum_layout(config, Plan(config, algorithm, manifest, config.clients_expected).length)
+
+
+def _find_calibrating(config: RunConfig, manifest: Sequence[TensorSpec]) -> tuple[int, Layout] | None:
+    from shared.calibrated import find_algorithm
+    from shared.update_forms import whole_layout
+
+    if config.calibration is None:
+        return None
+    return config.rounds, whole_layout(config, find_algorithm(config, config.rounds), manifest)
+
+
+def largest_update(config: RunConfig, manifest: Sequence[TensorSpec]) -> int:
+    """The most bytes that an update of the run may have, in whatever round."""
+    from shared.wire import largest_bytes
+
+    calibrating = _find_calibrating(config, manifest)
+    layouts = [update_tensors(config, manifest), *([] if calibrating is None else [calibrating[1]])]
+    return max(map(largest_bytes, layouts))
 
 
 class RunLayouts:

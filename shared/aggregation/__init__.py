@@ -77,6 +77,7 @@ def aggregate(
     number: int = 1,
     seed: int = 0,
     begun: Sequence[RunningSum] = (),
+    sends_scored: bool = False,
 ) -> Aggregated:
     """Combine a round's updates and write the results into ``folder``.
 
@@ -87,6 +88,7 @@ def aggregate(
     to the models that the algorithm returns. In a round ``number`` in which clients do not train, buffers
     stay, and nothing is adjusted. ``seed`` is the run's. Results have the manifest's dtypes. Of ``begun`` is
     used what are beginnings of the sums that are asked for; they are the caller's no longer.
+    ``sends_scored``: the model that the algorithm scores is the one that clients are sent next, too.
 
     Raises WeightlessRound if no update has a weight, InvalidRequest if the weights do not sum to one over
     the updates, ModelDiverged if the result is not finite, and InvalidConfiguration if the algorithm does not
@@ -120,6 +122,8 @@ def aggregate(
         _check_groups(algorithm, combined)
         if adjustment and trained:
             combined = _adjust(combined, start, adjustment)
+        if sends_scored and combined.score is not None:
+            combined = Combined(combined.score, state=combined.state)
         averages = buffers == "average" and trained
         averaged = stream.sum_of(given, names[TensorKind.BUFFER]) if averages else {}
         rest = {s.name: x.tensor(wire.MODEL, s.name) for s in manifest if s.kind is not TensorKind.PARAMETER}

@@ -13,8 +13,8 @@ from typing import Any
 
 from shared import wire
 from shared.aggregation.round_end import Arrived, Start, weigh_updates
-from shared.algorithms import load_algorithm
 from shared.algorithms.base import Algorithm, UpdateInfo
+from shared.calibrated import find_algorithm
 from shared.config import RunConfig
 from shared.rules import MeanRule
 from shared.schemas import TensorKind, TensorSpec
@@ -48,7 +48,7 @@ def expect_sums(
 
     ``memory`` is the weighting's, ``participants`` all who may still send an update, in index order.
     """
-    algorithm = load_algorithm(config.algorithm)
+    algorithm = find_algorithm(config, number)
     if not _is_known_beforehand(config, algorithm, number):
         return []
     weights = _expect_weights(config, manifest, memory, participants, all_clients, number)

@@ -116,7 +116,7 @@ def close_round(
     weightings that need data, ``distiller`` for a run with ``distillation``. ``begun``: see
     :func:`shared.aggregation.aggregate`.
     """
-    arrived = _unpack(config, manifest, start, arrived, folder)
+    arrived = _unpack(config, manifest, start, arrived, folder, number)
     looked = look_at_updates(config, manifest, start, arrived, all_clients, number=number, proxy=proxy)
     weighed, told = looked.weighed, looked.rows
     if not any(row.weight > 0 for row in weighed.rows):
@@ -184,12 +184,13 @@ def _unpack(
     start: Start,
     arrived: Sequence[Arrived],
     folder: Path,
+    number: int,
 ) -> Sequence[Arrived]:
     """The same updates as files of whole ones; without compression they are."""
     from shared.update_forms import find_form
     from shared.wire.packing import unpack
 
-    form = find_form(config, manifest)
+    form = None if config.calibrates(number) else find_form(config, manifest)
     if form is None:
         return arrived
     return [
@@ -260,9 +261,9 @@ def combine_updates(
     """
     from shared.aggregation import UpdateFile, aggregate
     from shared.aggregation.distilled import distil_models
-    from shared.algorithms import load_algorithm
+    from shared.calibrated import find_algorithm
 
-    algorithm = load_algorithm(config.algorithm)
+    algorithm = find_algorithm(config, number)
     updates = [UpdateFile(update.info, update.path, update.digest) for update in believed]
     weights = {row.index: row.weight for row in weighed.rows if row.included}
     made = aggregate(
@@ -282,6 +283,7 @@ def combine_updates(
         number=number,
         seed=config.seed,
         begun=begun,
+        sends_scored=config.calibrates(number + 1),
     )
     asked = config.distillation
     if asked is None or not algorithm.trains(number):

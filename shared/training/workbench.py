@@ -15,6 +15,7 @@ import torch
 
 from shared import wire
 from shared.algorithms import check_optimizer
+from shared.calibrated import calibrate_last, check_calibration
 from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.device import is_out_of_memory
 from shared.metric_names import check_metrics
@@ -108,6 +109,7 @@ class Workbench:
         check_local(task, config.local)
         check_optimizer(config, algorithm)
         check_private(config, algorithm)
+        check_calibration(config, self.manifest, task.classes)
         check_private_model(config, model)
         if config.dp is not None and precision != "float32":
             raise InvalidConfiguration(
@@ -233,7 +235,7 @@ class Workbench:
             result = train(
                 task=self.task,
                 model=self.model,
-                algorithm=self.algorithm,
+                algorithm=calibrate_last(self.algorithm, self.config, task.round),
                 examples=self.training_examples(task.index),
                 local=self.config.local.in_round(task.round, self.config.rounds),
                 start=inputs.start,
@@ -252,7 +254,7 @@ class Workbench:
                 should_stop=should_stop,
                 private=private,
             )
-            if self._form is not None:
+            if self._form is not None and not self.config.calibrates(task.round):
                 result = pack_result(result, inputs.start, inputs.kept, self._form)
         end_loss = self._own_loss(task.index) if Need.END_LOSS in needs else None
         return replace(result, start_loss=start_loss, end_loss=end_loss)

@@ -123,9 +123,10 @@ def test_rounds_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="what a further one would start from was not kept"):
         run(config(rounds=2), out)
     cosine = {"local": config().local.model_dump(mode="json") | {"schedule": "cosine"}}
-    run(config(rounds=1, **cosine), tmp_path / "c.jsonl")
-    with pytest.raises(InvalidConfiguration, match="another configuration"):
-        run(config(rounds=2, **cosine), tmp_path / "c.jsonl")
+    for name, changes in {"c": cosine, "d": {"calibration": {"epochs": 1}}}.items():
+        run(config(rounds=2, **changes), tmp_path / f"{name}.jsonl")
+        with pytest.raises(InvalidConfiguration, match="another configuration"):
+            run(config(rounds=3, **changes), tmp_path / f"{name}.jsonl")
     assert out.read_bytes() == before
 
 

@@ -225,6 +225,11 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], Fault]] = {
     "metrics": ("[kl]", {"weighting": L1}, Fault(FaultCode.OTHER_METRIC)),
     "targets": ("[uniform]", {"weighting": HALVES}, Fault(FaultCode.TARGET_NOT_ALLOWED)),
     "features": ("nothing", {"algorithm": "fedfm"}, Fault(FaultCode.FEATURES_NOT_TOLD)),
+    "features of a calibration": (
+        "means",
+        {"rounds": 2, "calibration": "ccvr"},
+        Fault(FaultCode.FEATURES_NOT_TOLD),
+    ),
 }
 GOOD: dict[str, Any] = {
     "rounds": 1, "min_clients": 2, "quorum": 2, "weighting": {"kind": "sizes"}, "local": {"steps": 3},
@@ -234,6 +239,7 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize("key", OUTSIDE)
 def test_a_run_outside_is_declined_and_the_next_one_trained(at: Live, tmp_path: Path, key: str) -> None:
     value, config, told = OUTSIDE[key]
+    key = key.partition(" ")[0]
     file = write(tmp_path, f"# what the officer says\n{key}: {value}\n")
     create(at, name="bad", **(GOOD | {"autostart": False} | config))
     create(at, name="good", **GOOD)

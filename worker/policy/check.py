@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from shared.algorithms import load_algorithm
+from shared.algorithms.base import Told
 from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.own_parts import is_own
@@ -127,15 +128,19 @@ def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refu
 
 
 def _find_features_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
-    """Of built-in algorithms: what one's own sends is for `algorithms` to decide."""
-    if ":" in config.algorithm.name:
-        return
-    try:
-        told = load_algorithm(config.algorithm).tells
-    except InvalidConfiguration:  # of another version: it is said when the run is built
-        return
+    told = "covariances" if config.calibration is not None else _find_told(config)
     if _GRADES.index(told) > _GRADES.index(policy.features):
         yield _Refusal("features", f"{told} of features", Fault(FaultCode.FEATURES_NOT_TOLD))
+
+
+def _find_told(config: RunConfig) -> Told:
+    """Of built-in algorithms: what one's own sends is for `algorithms` to decide."""
+    if ":" in config.algorithm.name:
+        return "nothing"
+    try:
+        return load_algorithm(config.algorithm).tells
+    except InvalidConfiguration:  # of another version: it is said when the run is built
+        return "nothing"
 
 
 def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:

@@ -90,6 +90,12 @@ def take_change(
             "also those of past rounds",
             hint="Stop the run, or let it come to its end.",
         )
+    if new.rounds != old.rounds and old.calibration is not None:
+        raise InvalidConfiguration(
+            "the run's last round calibrates its classifier, for which its sites and its model are prepared",
+            hint="Let it come to its end, or stop it, and begin another from its model (feddisco run create "
+            "--weights).",
+        )
     told = tuple((name, getattr(old, name), getattr(new, name)) for name in changes)
     event = ChangeRequested(Policy.of(new), tuple(each for each in told if each[1] != each[2]))
     return take_step(connection, run, event, ConfigFacts(new), known, actor=actor, now=now)

@@ -308,6 +308,13 @@ def test_updates_are_aggregated_or_rejected_and_the_next_round_opens() -> None:
     assert (decision.run.completed_rounds, attempt_of(decision.run)) == (1, (2, 1, "collecting"))
 
 
+def test_a_last_round_that_calibrates_is_over_all_clients() -> None:
+    decision = play(collecting("abc", rounds=2, clients_per_round=1, calibrates=True))
+    (drawn,) = participants(decision.run)
+    decision = play(decision.run, uploaded(drawn), AggregationFinished(1, 1))
+    assert set(participants(decision.run)) == set("abc")
+
+
 def test_the_last_round_keeps_its_ledger_and_ends_the_run() -> None:
     run = play(aggregating("abc", rounds=1), evaluator("e")).run
     decision = play(run, AggregationFinished(1, 1, excluded=(("b", "no examples"),)))

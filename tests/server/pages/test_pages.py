@@ -81,6 +81,7 @@ def here(
     seed.finished_run(store, "sizes", rounds=1, weighting={"kind": "sizes"})
     measured = {"name": "fedfm", "parameters": {"start": 1}}
     seed.finished_run(store, "measured", rounds=2, algorithm=measured)
+    seed.finished_run(store, "calibrated", rounds=2, calibration={"virtual_features": 50, "epochs": 1})
     running = seed.running_run(store, "running", rounds_done=1, started=RECENT)
     store.record(
         "update_refused",
@@ -272,6 +273,16 @@ def test_a_round_without_training_says_what_it_is_for(here: tuple[TestClient, St
     assert ("A measuring round" in trained, averaged in trained) == (False, True)
     assert "A measuring round of FedFM: no client trains, and the model stays as it is" in measured
     assert averaged not in measured
+
+
+def test_the_page_of_the_calibrating_round_says_what_it_does(here: tuple[TestClient, Store]) -> None:
+    client, _ = here
+    trained, calibrated = (client.get(f"/runs/calibrated/rounds/{number}").text for number in (1, 2))
+    assert "calibrating round" not in trained
+    assert "draws virtual features, 50 a class on average" in calibrated
+    assert "trains the classifier on them for 1 epoch." in calibrated
+    assert "The new model is the mean of the updates" not in calibrated
+    assert "the last round calibrates the classifier (CCVR)" in client.get("/runs/calibrated").text
 
 
 def test_the_headline_says_what_is_awaited_and_until_when(here: tuple[TestClient, Store]) -> None:
