@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared import wire
-from shared.aggregation.products import read_chunks, view_flat
+from shared.aggregation.products import read_chunks
 
 if TYPE_CHECKING:
-    from shared.aggregation.products import Numbers
     from shared.schemas import TensorSpec
     from shared.weightings.base import Vector
+    from shared.wire import Numbers
 
 __all__ = ["Move", "find_cosines", "find_excess", "measure_move"]
 
@@ -57,24 +57,21 @@ def measure_move(
     ``start`` is the model's norm, if it is known.
     """
     squares = squares_of_start = largest = 0.0
-    room = np.empty(CHUNK)
-    with wire.opened(model) as x, wire.opened(update) as y:
-        for spec in parameters:
-            before, after = (view_flat(file.tensor(wire.MODEL, spec.name)) for file in (x, y))
-            scratch = room if spec.dtype == "F64" else room.view(np.float32)
+    names = [spec.name for spec in parameters]
+    with wire.opened(model) as x, wire.opened(update) as y, np.errstate(over="ignore"):
+        for before, after in wire.abreast([x, y], wire.MODEL, names):
             for first in range(0, len(before), CHUNK):
                 old, new = before[first : first + CHUNK], after[first : first + CHUNK]
                 if start is None:
                     squares_of_start += _look(old)[0]
-                square, high = _look_at_move(old, new, scratch[: len(old)])
+                square, high = _look_at_move(old, new)
                 squares, largest = squares + square, max(largest, high)
     return Move(math.sqrt(squares), largest, math.sqrt(squares_of_start) if start is None else start)
 
 
-def _look_at_move(old: Numbers, new: Numbers, scratch: Numbers) -> tuple[float, float]:
+def _look_at_move(old: Numbers, new: Numbers) -> tuple[float, float]:
     """The squares' sum of a piece of the displacement, and its largest magnitude."""
-    with np.errstate(over="ignore"):
-        square, high = _look(np.subtract(new, old, out=scratch))
+    square, high = _look(np.subtract(new, old))
     if math.isfinite(high):
         return square, high
     return _look(np.subtract(new, old, dtype=np.float64))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +18,11 @@ from shared import wire
 from shared.weightings.base import Vector, layer_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from shared.schemas import TensorSpec
 
-    Numbers = NDArray[np.float32] | NDArray[np.float64]
-
-__all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along", "view_flat"]
+__all__ = ["CHUNK_NUMBERS", "group_products", "inner_products", "read_chunks", "slopes_along"]
 
 CHUNK_NUMBERS = 1 << 21
 """Numbers of all vectors together that are in memory at once: 16 MiB as float64."""
@@ -108,7 +105,7 @@ def read_chunks(
         files = [stack.enter_context(wire.opened(path)) for path in paths] if few else []
         for spec in specs:
             size = math.prod(spec.shape)
-            mapped = [view_flat(file.tensor(group, spec.name)) for file in files]
+            mapped = [file.numbers(group, spec.name) for file in files]
             kind = np.float32 if narrow and spec.dtype != "F64" else np.float64
             for first in range(0, size, length):
                 rows = np.empty((len(paths), min(length, size - first)), kind)
@@ -117,41 +114,10 @@ def read_chunks(
                         row[:] = mapped[at][first : first + len(row)]
                     else:
                         with wire.opened(paths[at]) as file:
-                            row[:] = view_flat(file.tensor(group, spec.name))[first : first + len(row)]
+                            row[:] = file.numbers(group, spec.name)[first : first + len(row)]
                 yield spec, first, rows
             for file in files:
                 file.drop_pages()
-
-
-def view_flat(tensor: Tensor) -> Pieces:
-    """The tensor's numbers, to be taken piece by piece; those of 16 bits become float32 with the piece."""
-    import torch
-
-    flat = tensor.detach().reshape(-1)
-    if flat.dtype in (torch.float32, torch.float64):
-        numbers: Numbers = flat.numpy()
-        return numbers
-    return _Widened(flat)
-
-
-class Pieces(Protocol):
-    """What an array and ``_Widened`` have in common."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, piece: slice, /) -> Numbers: ...
-
-
-class _Widened:
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-
-    def __len__(self) -> int:
-        return self._flat.numel()
-
-    def __getitem__(self, piece: slice, /) -> Numbers:
-        numbers: Numbers = self._flat[piece].float().numpy()
-        return numbers
 
 
 def _flat(tensor: Tensor) -> Vector:

@@ -24,13 +24,19 @@ from shared.wire.header import DTYPES, METADATA, Entry, Header, read_header, sho
 from shared.wire.validation import Layout, validate
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    Numbers = NDArray[np.float32] | NDArray[np.float64]
 
 __all__ = [
     "MODEL",
     "Layout",
     "Opened",
+    "Widened",
     "Written",
+    "abreast",
     "group_of",
     "groups_layout",
     "key",
@@ -272,6 +278,34 @@ class Opened:
             return np.empty(entry.shape, kind)
         return np.frombuffer(self._mapping, kind, count, offset).reshape(entry.shape)
 
+    def numbers(self, group: str, name: str, last: str | None = None) -> Numbers | Widened:
+        """A floating tensor, flat, without PyTorch and without copying: for what is looked at in pieces.
+
+        ``last``: with all tensors of the same dtype that follow it, up to this one. Of 16 bits: each piece
+        becomes float32 when it is taken. Raises MissingTensor.
+        """
+        import numpy as np
+
+        first, end = self._entry(group, name), self._entry(group, last or name)
+        dtype = DTYPES[first.dtype]
+        kind = np.dtype(f"<{'f' if dtype.itemsize > 2 else 'u'}{dtype.itemsize}")
+        count = (end.stop - first.start) // dtype.itemsize
+        found = (
+            np.frombuffer(self._mapping, kind, count, self._header.data_start + first.start)
+            if count
+            else np.empty(0, kind)
+        )
+        return found if dtype.itemsize > 2 else Widened(found, first.dtype)
+
+    def follows(self, group: str, name: str, before: str) -> bool:
+        """Whether the tensor's bytes follow those of ``before``, and have its dtype."""
+        mine, theirs = self._entry(group, name), self._entry(group, before)
+        return mine.start == theirs.stop and mine.dtype == theirs.dtype
+
+    def place(self, group: str, name: str) -> int:
+        """Where the tensor's bytes begin among those of all."""
+        return self._entry(group, name).start
+
     def _entry(self, group: str, name: str) -> Entry:
         entry = self._header.entries.get(key(group, name))
         if entry is None:
@@ -283,6 +317,25 @@ class Opened:
     def drop_pages(self) -> None:
         """Let what was read leave memory; what is read again comes from the file."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+class Widened:
+    """Numbers of 16 bits as float32: a slice of them is made when it is asked for."""
+
+    def __init__(self, bits: NDArray[np.uint16], dtype: str) -> None:
+        self._bits = bits
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self._bits)
+
+    def __getitem__(self, piece: slice, /) -> NDArray[np.float32]:
+        import numpy as np
+
+        bits = self._bits[piece]
+        if self._dtype == "F16":
+            return bits.view("<f2").astype(np.float32)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @contextmanager
@@ -301,6 +354,23 @@ def opened(path: Path) -> Iterator[Opened]:
         # not close(): a tensor that the caller still holds would point to nowhere. Its pages go in any case,
         # the mapping itself when the last tensor does.
         found.drop_pages()
+
+
+def abreast(
+    files: Sequence[Opened], group: str, names: Iterable[str]
+) -> Iterator[tuple[Numbers | Widened, ...]]:
+    """The numbers of all these tensors, file by file, side by side: each as long as the others.
+
+    Tensors that follow one another in all files come as one. In the order of the first file's bytes.
+    """
+    runs: list[list[str]] = []
+    for name in sorted(names, key=lambda name: (files[0].place(group, name), name)):
+        if runs and all(file.follows(group, name, runs[-1][-1]) for file in files):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    for run in runs:
+        yield tuple(file.numbers(group, run[0], run[-1]) for file in files)
 
 
 def read_group(path: Path, group: str, names: Iterable[str]) -> dict[str, Tensor]:

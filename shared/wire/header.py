@@ -8,17 +8,34 @@ than a small multiple of the header's length. Nothing here needs torch.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn
 
 from shared.problems import NotSafetensors, Truncated, WrongDtype
 
-__all__ = ["DTYPES", "MAX_HEADER_BYTES", "METADATA", "Dtype", "Entry", "Header", "read_header", "shown"]
+__all__ = [
+    "DTYPES",
+    "MAX_HEADER_BYTES",
+    "METADATA",
+    "Dtype",
+    "Entry",
+    "Header",
+    "Stretch",
+    "read_header",
+    "shown",
+]
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
+REMEMBERED_BYTES = 32 * 1024
+"""Headers up to this length are remembered: all updates of a round have the same one."""
+REMEMBERED = 256
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 MAX_RANK = 64  # torch allows no more axes
@@ -62,15 +79,27 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tensors of one dtype that follow one another; ``start`` and ``stop`` as of an :class:`Entry`."""
+
+    dtype: str
+    names: tuple[str, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """``entries`` in the order of their bytes; ``data_start`` counted from the beginning of the file.
 
-    ``metadata`` is what the file says of itself, text by text: believe nothing of it.
+    ``stretches`` are the same tensors, in the same order, neighbours of one dtype together. ``metadata`` is
+    what the file says of itself, text by text: believe nothing of it.
     """
 
-    entries: dict[str, Entry]
+    entries: Mapping[str, Entry]
     data_start: int
-    metadata: dict[str, str] = field(default_factory=dict)
+    stretches: tuple[Stretch, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_header(file: BinaryIO, limit: int = MAX_HEADER_BYTES) -> Header:
@@ -80,13 +109,28 @@ def read_header(file: BinaryIO, limit: int = MAX_HEADER_BYTES) -> Header:
     """
     size = os.fstat(file.fileno()).st_size
     text = _header_text(file, size, min(limit, MAX_HEADER_BYTES))
+    read = _read_remembered if len(text) <= REMEMBERED_BYTES else _read
+    return read(text, size - LENGTH_BYTES - len(text))
+
+
+def _read(text: bytes, data_bytes: int) -> Header:
     items = _parse(text)
-    data_start = LENGTH_BYTES + len(text)
     metadata = _check_metadata(items.pop(METADATA, {}))
     entries = {name: _entry(name, item) for name, item in items.items()}
     ordered = dict(sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].stop, pair[0])))
-    _check_cover(ordered, size - data_start)
-    return Header(ordered, data_start, metadata)
+    _check_cover(ordered, data_bytes)
+    stretches = tuple(_join_neighbours(ordered))
+    return Header(MappingProxyType(ordered), LENGTH_BYTES + len(text), stretches, MappingProxyType(metadata))
+
+
+_read_remembered = functools.lru_cache(REMEMBERED)(_read)
+
+
+def _join_neighbours(ordered: Mapping[str, Entry]) -> Iterator[Stretch]:
+    """There are no holes between tensors, so a stretch ends where another dtype begins."""
+    for dtype, group in itertools.groupby(ordered.items(), key=lambda pair: pair[1].dtype):
+        found = list(group)
+        yield Stretch(dtype, tuple(name for name, _ in found), found[0][1].start, found[-1][1].stop)
 
 
 def shown(name: str) -> str:
