@@ -58,12 +58,15 @@ async def take_update(
         offer = Offer(run, n, client, report, digest, layout, announced)
         if announced is not None and announced <= SMALL_BYTES:
             body = await read_body(request)
-            return as_json(await threads.run(intake.accept_small, offer, body, announced))
-        if (receipt := await threads.run(intake.check, offer)) is not None:
-            return as_json(receipt)
-        limit = intake.limit_bytes(offer)
-        incoming = await receive_body(request, coordinator.blobs, digest=digest, max_bytes=limit)
-        return as_json(await threads.run_long(intake.accept, offer, incoming))
+            receipt = await threads.run(intake.accept_small, offer, body, announced)
+        elif (known := await threads.run(intake.check, offer)) is not None:
+            return as_json(known)
+        else:
+            limit = intake.limit_bytes(offer)
+            incoming = await receive_body(request, coordinator.blobs, digest=digest, max_bytes=limit)
+            receipt = await threads.run_long(intake.accept, offer, incoming)
+    coordinator.assignments.note_update(client, run, n, receipt.attempt)
+    return as_json(receipt)
 
 
 @router.post("/runs/{run}/rounds/{n}/step", status_code=204, openapi_extra=STEP_BODY)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from server.database.clients import read_grant, read_grants
+from server.database.clients import read_grants
 from server.database.configs import Configs
 from server.database.join_tokens import ClientGrant
 from server.database.runs import final_model
@@ -18,7 +18,6 @@ from server.database.step.load import load
 from server.database.tables import (
     are_of_one_attempt,
     blobs,
-    clients,
     enrolments,
     evaluations,
     participants,
@@ -45,7 +44,7 @@ from shared.schemas import (
 )
 from shared.secure.coordinator import Phase
 
-__all__ = ["explain_waiting", "list_away", "next_assignment", "next_assignments"]
+__all__ = ["Work", "explain_waiting", "list_away", "next_assignments"]
 
 _OPEN = [status for status in RunStatus if not status.is_terminal]
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
@@ -77,8 +76,10 @@ _IS_ITS_TURN = sa.or_(
     )
 )
 """In a secure round a client is asked to take the step after the one that it answered last."""
+_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _TRAIN = (
     sa.select(
+        participants.c.client,
         participants.c.run,
         participants.c.round,
         participants.c.attempt,
@@ -95,7 +96,7 @@ _TRAIN = (
     .join(rounds, are_of_one_attempt(rounds, participants))
     .join(runs, runs.c.run == participants.c.run)
     .where(
-        participants.c.client == _CLIENT,
+        participants.c.client.in_(_NAMES),
         sa.or_(
             sa.and_(
                 participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
@@ -116,7 +117,6 @@ _TRAIN = (
         ),
     )
     .order_by(rounds.c.opened_at, participants.c.run)
-    .limit(1)
 )
 _ENROLMENTS = (
     sa.select(
@@ -145,18 +145,28 @@ _REFUSALS = (
     )
     .order_by(runs.c.created_at, runs.c.run)
 )
-_enrolled = (
-    sa.select(enrolments.c.run).where(enrolments.c.run == runs.c.run, enrolments.c.client == _CLIENT).exists()
-)
-_revoked = sa.select(clients.c.client).where(clients.c.client == _CLIENT, clients.c.revoked_at.is_not(None))
-_OPEN_TO = (
-    sa.select(runs.c.run, runs.c.revision)
-    .where(runs.c.status.in_(_OPEN), ~_enrolled, ~_revoked.exists())
+_ANSWERED = (
+    sa.select(
+        enrolments.c.client,
+        enrolments.c.run,
+        enrolments.c.role,
+        enrolments.c.status,
+        runs.c.status.label("run_status"),
+        runs.c.reason,
+        runs.c.initial_model,
+        runs.c.revision,
+    )
+    .join(runs, runs.c.run == enrolments.c.run)
+    .where(
+        enrolments.c.client.in_(_NAMES),
+        sa.or_(
+            enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_present]),
+            runs.c.status.in_(_OPEN),
+        ),
+    )
     .order_by(runs.c.created_at, runs.c.run)
 )
-
-
-_KNOWN = sa.select(enrolments.c.client).where(enrolments.c.client.in_(sa.bindparam("names", expanding=True)))
+"""Runs that the clients are in, and open ones that they have left or that did not admit them."""
 _ALL_OPEN = (
     sa.select(runs.c.run, runs.c.revision)
     .where(runs.c.status.in_(_OPEN))
@@ -164,39 +174,80 @@ _ALL_OPEN = (
 )
 
 
-def next_assignments(
-    connection: Reading, asked: Mapping[str, bool], configs: Configs
-) -> dict[str, Assignment | None]:
-    """By client what :func:`next_assignment` says, with its ``lost_too`` given for each.
+class Work(NamedTuple):
+    """A client's next assignment. ``is_all``: once it has trained as it is asked here, there is no other."""
 
-    Who has never enrolled can only be asked to: a thousand of those, whom a new run wakes, cost three
-    statements together instead of four each.
+    assignment: Assignment | None
+    is_all: bool = False
+
+
+def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Configs) -> dict[str, Work]:
+    """By client its next assignment over all runs, in a few statements for all of them.
+
+    True: also to send again an update whose stored file is missing or damaged.
+
+    In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
+    ended. Within each, the oldest run first.
     """
-    known = set(connection.select(_KNOWN, {"names": list(asked)}).scalars())
-    strangers = [client for client in asked if client not in known]
-    found: dict[str, Assignment | None] = dict(_invite(connection, strangers, configs)) if strangers else {}
-    loaded: dict[str, Run] = {}
-    for client in known:
-        found[client] = next_assignment(connection, client, configs, loaded, lost_too=asked[client])
+    training = _find_training(connection, asked, configs)
+    known: dict[str, list[Any]] = {client: [] for client in asked}
+    for row in connection.select(_ANSWERED, {"names": list(asked)}):
+        known[row.client].append(row)
+    answered = {client: {row.run for row in rows} for client, rows in known.items()}
+    invited = _invite(connection, answered, configs)
+    found = {}
+    for client, rows in known.items():
+        train, is_only = training.get(client, (None, True))
+        if not is_only:
+            found[client] = Work(train)
+            continue
+        present = [row for row in rows if row.status.is_present]
+        other = (
+            _discrepancy(connection, present, configs)
+            or _evaluation(connection, client, present, configs)
+            or invited.get(client)
+            or _finished(connection, present, configs)
+        )
+        found[client] = Work(train or other, is_all=other is None)
+    return found
+
+
+def _find_training(
+    connection: Reading, asked: Mapping[str, bool], configs: Configs
+) -> dict[str, tuple[Train | SecureStep, bool]]:
+    """By client, and whether no other training or step of a sum follows it before the round's end."""
+    found: dict[str, tuple[Train | SecureStep, bool]] = {}
+    loaded: dict[str, Run] = {}  # with secure rounds, which are long to read
+    for lost_too in set(asked.values()):
+        names = [client for client, wanted in asked.items() if wanted is lost_too]
+        for row in connection.select(_TRAIN, {"names": names, "lost_too": lost_too}).all():
+            if row.client in found:
+                found[row.client] = found[row.client][0], False
+                continue
+            told = {name: value for name, value in row._mapping.items() if name != "client"}
+            if row.step is None:
+                found[row.client] = Train(**told), not row.again
+            else:
+                found[row.client] = _secure(connection, row, told, configs, loaded), False
     return found
 
 
 def _invite(
-    connection: Reading, strangers: Sequence[str], configs: Configs
-) -> Iterator[tuple[str, Enrol | None]]:
-    """To the oldest open run that admits each of them, none of whom has an enrolment."""
-    grants = read_grants(connection, strangers)
-    opened = [
-        (run, configs.of(connection, run, revision).participants)
-        for run, revision in connection.select(_ALL_OPEN)
-    ]
-    for client in strangers:
-        grant = grants.get(client)
-        admitting = (
-            run for run, participants in opened if grant is not None and _admits(participants, client, grant)
-        )
-        run = next(admitting, None)
-        yield client, None if run is None else Enrol(run=run)
+    connection: Reading, answered: Mapping[str, Container[str]], configs: Configs
+) -> dict[str, Enrol]:
+    """To the oldest open run that admits each of the clients and that it has not answered."""
+    opened = connection.select(_ALL_OPEN).all()
+    asked = [client for client, runs in answered.items() if any(row.run not in runs for row in opened)]
+    grants = read_grants(connection, asked) if asked else {}  # of those that were not revoked
+    found = {}
+    for client, grant in grants.items():
+        for run, revision in opened:
+            if run not in answered[client] and _admits(
+                configs.of(connection, run, revision).participants, client, grant
+            ):
+                found[client] = Enrol(run=run)
+                break
+    return found
 
 
 def _admits(participants: Participants, client: str, grant: ClientGrant) -> bool:
@@ -204,37 +255,9 @@ def _admits(participants: Participants, client: str, grant: ClientGrant) -> bool
     return any(participants.admits(role, client, grant.group) for role in roles)
 
 
-def next_assignment(
-    connection: Reading,
-    client: str,
-    configs: Configs,
-    loaded: dict[str, Run] | None = None,
-    *,
-    lost_too: bool = True,
-) -> Assignment | None:
-    """The client's next assignment over all runs.
-
-    ``loaded`` keeps runs with secure rounds, which are long to read, from one client to the next.
-    ``lost_too``: also to send again an update whose stored file is missing or damaged.
-
-    In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
-    ended. Within each, the oldest run first.
-    """
-    parameters = {"of_client": client}
-    if (row := connection.select(_TRAIN, parameters | {"lost_too": lost_too}).one_or_none()) is not None:
-        if row.step is None:
-            return Train(**row._mapping)
-        return _secure(connection, row, configs, {} if loaded is None else loaded)
-    enrolled = connection.select(_ENROLMENTS, parameters).all()
-    found = _discrepancy(connection, enrolled, configs) or _evaluation(connection, client, enrolled, configs)
-    if found is not None:
-        return found
-    if (run := _open_run(connection, client, configs)) is not None:
-        return Enrol(run=run)
-    return _finished(connection, enrolled, configs)
-
-
-def _secure(connection: Reading, row: Any, configs: Configs, loaded: dict[str, Run]) -> Train | SecureStep:
+def _secure(
+    connection: Reading, row: Any, told: Mapping[str, Any], configs: Configs, loaded: dict[str, Run]
+) -> Train | SecureStep:
     """The step of a secure round that is the client's turn, with what the others sent for it."""
     if row.run not in loaded:
         loaded[row.run] = load(connection, row.run, configs).run
@@ -244,7 +267,7 @@ def _secure(connection: Reading, row: Any, configs: Configs, loaded: dict[str, R
         raise RuntimeError(f"run {row.run!r} is at a step of a secure sum without one")
     index = row._mapping["index"]  # `row.index` is a method of rows
     if row.round and (row.again or secure.phase is Phase.UPLOAD):
-        return Train(**row._mapping, inbox=secure.inbox_of(index), totals=run.totals)
+        return Train(**told, inbox=secure.inbox_of(index), totals=run.totals)
     sent: dict[str, Any] = {}
     match Phase.UPLOAD if row.again else secure.phase:
         case Phase.ADVERTISE:
@@ -258,27 +281,13 @@ def _secure(connection: Reading, row: Any, configs: Configs, loaded: dict[str, R
             sent["survivors"] = secure.survivors
         case Phase.UNMASK:
             sent["agreements"] = secure.signed
-    return SecureStep(**row._mapping, totals=run.totals, **sent)
+    return SecureStep(**told, totals=run.totals, **sent)
 
 
 def _read_score_sum(connection: Reading, run: str, number: int) -> float | None:
     chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED)
     sums = connection.select(sa.select(rounds.c.sums).where(*chosen)).scalar()
     return None if sums is None else sums.get("score")
-
-
-def _open_run(connection: Reading, client: str, configs: Configs) -> str | None:
-    """The oldest open run that names the client among its participants and that it has not answered."""
-    found = connection.select(_OPEN_TO, {"of_client": client}).all()
-    if not found:
-        return None
-    grant = read_grant(connection, client)
-    admitting = (
-        run
-        for run, revision in found
-        if _admits(configs.of(connection, run, revision).participants, client, grant)
-    )
-    return next(admitting, None)
 
 
 def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> SubmitDiscrepancy | None:

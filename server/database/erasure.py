@@ -93,6 +93,7 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     _rename_in_runs(connection, its_runs, replace)
     moved = runs.update().where(runs.c.run.in_(its_runs)).values(version=runs.c.version + 1)
     connection.execute(moved)  # whoever knows them by heart reads them again
+    connection.pending.update(dict.fromkeys(its_runs))
     _rename_in_events(connection, its_runs, client, name, replace)
     _rename_in_deletions(connection, replace)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}

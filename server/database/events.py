@@ -51,29 +51,31 @@ KINDS: Final[frozenset[str]] = frozenset(
 def add_events(
     connection: Writing, rows: Sequence[Mapping[str, Any]], *, actor: str, now: dt.datetime
 ) -> None:
-    """Appends; call it last in a transaction, because ids become visible in order (``lock_events``)."""
+    """Appends; call it last in a transaction, because ids become visible in order (``lock_events``).
+
+    A row may say itself who its actor is.
+    """
     if not rows:
         return
     if undeclared := {row["kind"] for row in rows} - KINDS:
         raise RuntimeError(f"not among KINDS, so not in docs/events.md: {sorted(undeclared)}")
     connection.lock_events()
-    common = {"at": now, "actor": actor}
-    stored = [
-        {"run": None, "round": None, "client": None}
+    stored: list[dict[str, Any]] = [
+        {"run": None, "round": None, "client": None, "actor": actor, "at": now}
         | dict(row)
-        | common
         | {"detail": make_storable(row.get("detail", {}))}
         for row in rows
     ]
-    if not any(audit_log.is_audited(row["kind"], actor) for row in rows):
+    if not any(audit_log.is_audited(row["kind"], row["actor"]) for row in stored):
         connection.execute(events.insert(), stored)
         return
     numbered = events.insert().returning(events.c.id, sort_by_parameter_order=True)
     for row, number in zip(stored, connection.execute(numbered, stored).scalars().all(), strict=True):
-        if audit_log.is_audited(row["kind"], actor):
+        if audit_log.is_audited(row["kind"], row["actor"]):
             told = {"run": row["run"], "client": row["client"]}
-            told |= {"detail": row["detail"]} if audit_log.is_person(actor) else {}  # no words of a client
-            audit_log.append(connection, row["kind"], event=number, actor=actor, now=now, **told)
+            # no words of a client
+            told |= {"detail": row["detail"]} if audit_log.is_person(row["actor"]) else {}
+            audit_log.append(connection, row["kind"], event=number, actor=row["actor"], now=now, **told)
 
 
 def record(

@@ -2,8 +2,9 @@
 
 On SQLite a durable commit costs one fsync (6 ms on a busy virtual disk), and there is one writer at a
 time: ten updates that arrive together would wait for ten of them. So whoever holds the lock writes for
-all threads that wait meanwhile, in one transaction, each in a savepoint of its own. Nobody is answered
-before the commit. PostgreSQL does the same by itself, and better.
+all threads that wait meanwhile, in one transaction. If one of them fails, nothing of it stands, and each is
+written once more in a savepoint of its own. Nobody is answered before the commit. PostgreSQL does the same
+by itself, and better.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
@@ -18,17 +20,27 @@ import sqlalchemy as sa
 from server.database.session import Writing, describe, writing
 from shared.problems import StorageUnavailable
 
-__all__ = ["GroupCommit"]
+__all__ = ["GroupCommit", "News"]
 
 T = TypeVar("T")
 LARGEST_GROUP = 64
 
 
+class News(IntEnum):
+    """What a commit may be to clients that wait; the larger one includes the smaller."""
+
+    NONE = 0
+    WORDS = 1
+    """Another sentence on what they wait for."""
+    WORK = 2
+    """Something to do."""
+
+
 class _Job(Generic[T]):
-    def __init__(self, work: Callable[[Writing], T], durable: bool, is_news: bool) -> None:
+    def __init__(self, work: Callable[[Writing], T], durable: bool, news: News) -> None:
         self.work = work
         self.durable = durable
-        self.is_news = is_news
+        self.news = news
         self.settled = False
         self.value: T | None = None
         self.error: Exception | None = None
@@ -49,48 +61,34 @@ class _Job(Generic[T]):
 class GroupCommit:
     """Runs pieces of work in transactions, over one engine; safe to use from many threads.
 
-    ``on_commit`` is called after each, with what became known by it (:attr:`Writing.pending`) and whether
-    anything in it was news.
+    ``on_commit`` is called after each, with what became known by it (:attr:`Writing.pending`) and what
+    it may be to clients.
     """
 
-    def __init__(self, engine: sa.Engine, on_commit: Callable[[Mapping[str, Any], bool], None]) -> None:
+    def __init__(self, engine: sa.Engine, on_commit: Callable[[Mapping[str, Any], News], None]) -> None:
         self._engine = engine
         self._on_commit = on_commit
         self._grouped = engine.dialect.name == "sqlite"
         self._waiting: deque[_Job[object]] = deque()
         self._lock = threading.Lock()
 
-    def write(self, work: Callable[[Writing], T], *, durable: bool = True, is_news: bool = True) -> T:
+    def write(self, work: Callable[[Writing], T], *, durable: bool = True, news: News = News.WORK) -> T:
         """What ``work`` returns, after its commit; what it raises, after its writes were undone.
 
-        ``durable``: whether it must survive the death of the host, not only of the process. ``is_news``:
-        whether a client that has no work may have some after it, or waits for something else.
+        ``work`` may be called twice, the first time for nothing: it reads and writes by the connection alone.
+        ``durable``: whether it must survive the death of the host, not only of the process.
         """
         if not self._grouped:
             with writing(self._engine, durable=durable) as connection:
                 value = work(connection)
-            self._on_commit(connection.pending, is_news)
+            self._on_commit(connection.pending, news)
             return value
-        job = _Job(work, durable, is_news)
-        self._settle([job])
-        return job.answer()
-
-    def write_each(
-        self, works: Sequence[Callable[[Writing], T]], *, durable: bool = True
-    ) -> list[T | Exception]:
-        """What each of them returns or raises, after the commit that they share with one another."""
-        jobs = [_Job(work, durable, True) for work in works]
-        if self._grouped:
-            self._settle(jobs)
-        else:
-            self._commit(jobs)
-        return [job.error if job.error is not None else job.answer() for job in jobs]
-
-    def _settle(self, jobs: Sequence[_Job[T]]) -> None:
-        self._waiting.extend(jobs)  # type: ignore[arg-type]
+        job = _Job(work, durable, news)
+        self._waiting.append(job)  # type: ignore[arg-type]
         with self._lock:
-            while not all(job.settled for job in jobs):
+            while not job.settled:
                 self._write_group()
+        return job.answer()
 
     def _write_group(self) -> None:
         size = min(len(self._waiting), LARGEST_GROUP)
@@ -101,9 +99,10 @@ class GroupCommit:
             f"writing to {describe(self._engine)} was interrupted", hint="Try again."
         )
         try:
-            with writing(self._engine, durable=any(job.durable for job in jobs)) as connection:
-                _run(connection, jobs)
-            self._on_commit(connection.pending, any(job.is_news for job in jobs))
+            try:
+                self._transact(jobs, _run_together)
+            except _OneFailed:
+                self._transact(jobs, _run_apart)
             failure = None
         except Exception as error:  # of the transaction, or of the only job
             failure = error
@@ -111,16 +110,36 @@ class GroupCommit:
             for job in jobs:
                 job.settle(failure)
 
+    def _transact(
+        self, jobs: Sequence[_Job[Any]], run: Callable[[Writing, Sequence[_Job[Any]]], None]
+    ) -> None:
+        with writing(self._engine, durable=any(job.durable for job in jobs)) as connection:
+            run(connection, jobs)
+        self._on_commit(connection.pending, max(job.news for job in jobs))
 
-def _run(connection: Writing, jobs: Sequence[_Job[Any]]) -> None:
-    if len(jobs) == 1:
-        jobs[0].run(connection)
-        return
+
+class _OneFailed(Exception):
+    """One of several pieces of work did; its cause is found again when each runs apart."""
+
+
+def _run_together(connection: Writing, jobs: Sequence[_Job[Any]]) -> None:
+    for job in jobs:
+        try:
+            job.run(connection)
+        except sa.exc.OperationalError:
+            raise  # the disk or the database: nobody's work is safe
+        except Exception as error:
+            if len(jobs) == 1:
+                raise
+            raise _OneFailed from error
+
+
+def _run_apart(connection: Writing, jobs: Sequence[_Job[Any]]) -> None:
     for job in jobs:
         try:
             with connection.savepoint():
                 job.run(connection)
         except sa.exc.OperationalError:
-            raise  # the disk or the database: nobody's work is safe
+            raise
         except Exception as error:
             job.error = error

@@ -100,6 +100,7 @@ def delete_run(
     kept = {"run": run, "created_at": row.created_at, "deleted_at": now, "actor": actor, "reason": reason}
     connection.execute(deletions.insert(), kept | {"record": record.model_dump(mode="json")})
     connection.execute(runs.delete().where(runs.c.run == run))  # its children go with it
+    connection.pending[run] = None
     detail = {"run": run, "reason": reason, "completed_rounds": record.completed_rounds}
     add_events(connection, [{"kind": "run_deleted", "detail": detail}], actor=actor, now=now)
     return DeletedRun(**kept, record=record)

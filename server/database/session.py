@@ -43,6 +43,7 @@ BUSY_SECONDS = 30
 POOL = {"pool_size": 20, "max_overflow": 40, "pool_timeout": 10}
 _READ_ONLY = "feddisco_read_only"
 _DURABLE = "feddisco_durable"
+_LEVEL = "feddisco_synchronous"
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Statement = tuple[sa.UpdateBase, Rows]
 """To be executed with these parameters: one row, or several at once."""
@@ -86,7 +87,8 @@ class Reading:
 class Writing(Reading):
     """A connection inside a transaction that is committed at the end of its ``with`` block.
 
-    ``pending``: by run, what is known of it once this is committed (``server.database.step.known``).
+    ``pending``: by run, what is known of it once this is committed (``server.database.step.known``); None:
+    it has to be read.
     """
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -229,7 +231,9 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
             connection.exec_driver_sql("BEGIN")
             return
         level = synchronous if options.get(_DURABLE, True) else "NORMAL"
-        connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+        if connection.info.get(_LEVEL) != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+            connection.info[_LEVEL] = level
         # a deferred BEGIN that reads and then writes meets a snapshot conflict that no timeout waits for
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 

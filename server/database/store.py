@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -42,17 +42,17 @@ from server.database.audit import StoredRun
 from server.database.blobs import WantedUpdate
 from server.database.configs import Configs
 from server.database.erasure import OpenUpdate
-from server.database.group_commit import GroupCommit
+from server.database.group_commit import GroupCommit, News
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
 from server.database.run_figures import RunFigures
 from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
 from server.database.step.known import KnownRuns
 from server.database.step.load import Snapshot
-from server.database.step.step import Evaluated, take_change, take_evaluation, take_step
+from server.database.step.step import Evaluated, take_assignments, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.database.users import UserRow
-from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event
+from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event, UpdateReceived
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
 from shared.config import RunConfig
@@ -94,22 +94,29 @@ class Store:
         self.engine = engine
         self._is_only_writer = is_only_writer
         self._configs = Configs()
-        self._known = KnownRuns(self._configs)
+        self._known = KnownRuns(self._configs, is_only_writer=is_only_writer)
         self._writer = GroupCommit(engine, self._note_commit)
         self._commits = itertools.count(1)
-        self._news = 0
+        self._words = self._work = 0
         self.unwritten_delays: dict[str, str] = {}
         """By run, why its round is not aggregated, where even that cannot be written: the disk is full."""
 
-    def _note_commit(self, pending: Mapping[str, Any], is_news: bool) -> None:
+    def _note_commit(self, pending: Mapping[str, Any], news: News) -> None:
         self._known.publish(pending)
-        if is_news:
-            self._news = next(self._commits)
+        if news >= News.WORDS:
+            self._words = next(self._commits)
+        if news >= News.WORK:
+            self._work = self._words
 
     @property
     def news(self) -> int | None:
         """Another number after every commit that may concern a client; None: others commit here as well."""
-        return self._news if self._is_only_writer else None
+        return self._words if self._is_only_writer else None
+
+    @property
+    def news_of_work(self) -> int | None:
+        """The same, of commits after which a client may have something to do."""
+        return self._work if self._is_only_writer else None
 
     def _find_known(self, run: str) -> Snapshot | None:
         """The run without asking the database, where nobody else could have moved it."""
@@ -136,7 +143,14 @@ class Store:
             return take_step(connection, run, event, facts, self._known, actor=actor, now=now)
 
         durable = not isinstance(event, AssignmentTaken | ClientSeen)  # they come again by themselves
-        return self._move(run, step, durable=durable)
+        return self._move(run, step, durable=durable, news=self._rate(run, event))
+
+    def _rate(self, run: str, event: Event) -> News:
+        """An update gives nobody work before the round's end, unless the round has steps (secure sums)."""
+        if not isinstance(event, AssignmentTaken | UpdateReceived):
+            return News.WORK
+        known = self._find_known(run)
+        return News.WORDS if known is not None and not known.config.secure else News.WORK
 
     def take_assignments(
         self, run: str, events: Sequence[AssignmentTaken], now: dt.datetime
@@ -145,27 +159,35 @@ class Store:
 
         Not durable: who took an assignment takes it again.
         """
-
-        def make_step(event: AssignmentTaken) -> Callable[[Writing], Decision]:
-            return lambda connection: take_step(
-                connection, run, event, None, self._known, actor=event.client, now=now
+        news = self._rate(run, events[0])
+        try:
+            decisions = self._move(
+                run,
+                lambda connection: take_assignments(connection, run, events, self._known, now=now),
+                durable=False,
+                news=news,
             )
-
+        except Conflict:  # of one of them: each for itself
+            pass
+        else:
+            return list[Decision | Conflict](decisions)
         decided: list[Decision | Conflict] = []
-        outcomes = self._writer.write_each([make_step(event) for event in events], durable=False)
-        for event, outcome in zip(events, outcomes, strict=True):
-            if isinstance(outcome, StaleVersion):
-                outcome = self.apply(run, event, actor=event.client, now=now)
-            if isinstance(outcome, Exception) and not isinstance(outcome, Conflict):
-                raise outcome
-            decided.append(outcome)
+        for event in events:
+            try:
+                decided.append(self.apply(run, event, actor=event.client, now=now))
+            except Conflict as conflict:
+                decided.append(conflict)
         return decided
 
-    def _move(self, run: str, step: Callable[[Writing], T], *, durable: bool = True) -> T:
+    def _move(
+        self, run: str, step: Callable[[Writing], T], *, durable: bool = True, news: News = News.WORK
+    ) -> T:
         """What the step returns, committed; tried again while others move the run meanwhile."""
         for _ in range(TRIES):
-            with suppress(StaleVersion):
-                return self._writer.write(step, durable=durable)
+            try:
+                return self._writer.write(step, durable=durable, news=news)
+            except StaleVersion:
+                self._known.forget(run)
         raise StorageUnavailable(
             f"run {run!r} was moved by others {TRIES} times in a row in {describe(self.engine)}",
             hint="Try again.",
@@ -250,7 +272,7 @@ class Store:
         return self._writer.write(
             lambda connection: rounds.note_progress(connection, run, round, client, progress, now),
             durable=False,
-            is_news=False,
+            news=News.NONE,
         )
 
     # ---------------------------------------------------------------- after the end
@@ -276,13 +298,11 @@ class Store:
 
         ``even_open``: also a run that has not ended. Raises as :meth:`find_ended`.
         """
-        deleted = self._writer.write(
+        return self._writer.write(
             lambda connection: removal.delete_run(
                 connection, run, self._configs, reason=reason, actor=actor, now=now, even_open=even_open
             )
         )
-        self._known.forget()
-        return deleted
 
     def deletions(self) -> list[Deletion]:
         """Of runs, newest first."""
@@ -335,7 +355,7 @@ class Store:
     def mark_seen(self, seen: Mapping[str, dt.datetime]) -> None:
         """Notes when each of these clients was last seen."""
         self._writer.write(
-            lambda connection: clients.mark_seen(connection, seen), durable=False, is_news=False
+            lambda connection: clients.mark_seen(connection, seen), durable=False, news=News.NONE
         )
 
     def revoke(self, client: str, actor: str, now: dt.datetime) -> list[tuple[str, Decision]]:
@@ -355,11 +375,7 @@ class Store:
 
     def erase_client(self, client: str, actor: str, now: dt.datetime) -> str | None:
         """The name of no meaning that its rows have now; None while an update of it is open. NotFound."""
-        erased = self._writer.write(
-            lambda connection: erasure.erase(connection, client, actor=actor, now=now)
-        )
-        self._known.forget()
-        return erased
+        return self._writer.write(lambda connection: erasure.erase(connection, client, actor=actor, now=now))
 
     def open_updates(self, client: str) -> list[OpenUpdate]:
         """What has to end before the client can be erased."""
@@ -534,9 +550,9 @@ class Store:
 
     def work_for(self, client: str) -> Assignment | None:
         """The next assignment."""
-        return self.work_for_each({client: True})[client]
+        return self.work_for_each({client: True})[client].assignment
 
-    def work_for_each(self, clients: Mapping[str, bool]) -> dict[str, Assignment | None]:
+    def work_for_each(self, clients: Mapping[str, bool]) -> dict[str, assignments.Work]:
         """The next assignment of each; True: also to send an update again that was lost here."""
         return self._read(assignments.next_assignments, clients, self._configs)
 
@@ -634,7 +650,7 @@ class Store:
     def note_alive(self, now: dt.datetime) -> dt.datetime | None:
         """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
         return self._writer.write(
-            lambda connection: installation.note_alive(connection, now), durable=False, is_news=False
+            lambda connection: installation.note_alive(connection, now), durable=False, news=News.NONE
         )
 
     def last_alive(self) -> dt.datetime | None:
@@ -690,7 +706,7 @@ class Store:
         return self._writer.write(
             lambda connection: blobs.claim_unchecked(connection, before, now),
             durable=False,
-            is_news=False,
+            news=News.NONE,
         )
 
     # ---------------------------------------------------------------- verification

@@ -27,19 +27,30 @@ ASK_AGAIN_SECONDS = 60.0
 """A client that does not send a lost update again is asked for it once in this time."""
 
 
+Training = tuple[str, int, int]
+"""Run, round and attempt of an assignment to train."""
+
+
 @dataclass(frozen=True)
-class _Idle:
+class _Words:
     """What was found of a client when the store's news were ``news``, and holds for as long as they are.
 
-    ``is_present``: it is away in no run. ``has_nothing``: there is no assignment for it. ``reason``: the
-    sentence on what it waits for, as it is said on this ``day``.
+    ``is_present``: it is away in no run. ``reason``: the sentence on what it waits for, as it is said on this
+    ``day``.
     """
 
     news: int
     is_present: bool = False
-    has_nothing: bool = False
     reason: str | None = None
     day: dt.date | None = None
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """Of a client there was nothing for, when the news of work were ``news``, but to train ``before``."""
+
+    news: int
+    before: Training | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Assignments:
     runner: Runner
     clock: Clock
     _asked_again: dict[str, float] = field(default_factory=dict)  # by client, when
+    _words: LRUCache[str, _Words] = field(default_factory=lambda: LRUCache(CLIENTS))  # by client
     _idle: LRUCache[str, _Idle] = field(default_factory=lambda: LRUCache(CLIENTS))  # by client
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -66,28 +78,39 @@ class Assignments:
 
     def is_idle(self, client: str) -> bool:
         """Whether it is known that there is no assignment for the client."""
-        found = self._recall(client)
-        return found is not None and found.has_nothing
+        found = self._recall_idle(client)
+        return found is not None and found.before is None
 
     def recall_reason(self, client: str) -> str | None:
         """What :meth:`explain_wait` would say, if that is known."""
         found = self._recall(client)
         return None if found is None or found.day != self.clock().date() else found.reason
 
-    def _recall(self, client: str) -> _Idle | None:
+    def _recall(self, client: str) -> _Words | None:
         news = self.store.news
+        with self._lock:
+            found = self._words.get(client)
+        return found if found is not None and found.news == news else None
+
+    def _recall_idle(self, client: str) -> _Idle | None:
+        news = self.store.news_of_work
         with self._lock:
             found = self._idle.get(client)
         return found if found is not None and found.news == news else None
 
     def _remember(self, client: str, news: int | None, **found: Any) -> None:
-        """``news``: as they were before the database was asked."""
+        """``news``: as they were before the database was asked, here and below."""
         if news is None:
             return
         with self._lock:
-            known = self._idle.get(client)
-            known = known if known is not None and known.news == news else _Idle(news)
-            self._idle[client] = replace(known, **found)
+            known = self._words.get(client)
+            known = known if known is not None and known.news == news else _Words(news)
+            self._words[client] = replace(known, **found)
+
+    def _remember_idle(self, client: str, news: int | None, before: Training | None) -> None:
+        if news is not None:
+            with self._lock:
+                self._idle[client] = _Idle(news, before)
 
     # ------------------------------------------------------------ on any thread
 
@@ -110,20 +133,22 @@ class Assignments:
 
     def _take(self, clients: Sequence[str], found: dict[str, Assignment | None]) -> list[str]:
         """Adds what is ``found``; who is left has to ask again, since its round was closed in between."""
-        news, now = self.store.news, self.clock.monotonic()
+        news, now = self.store.news_of_work, self.clock.monotonic()
         lost_too = {
             client: now - self._asked_again.get(client, -math.inf) >= ASK_AGAIN_SECONDS for client in clients
         }
         taken: dict[str, Train] = {}
-        for client, assignment in self.store.work_for_each(lost_too).items():
+        for client, (assignment, is_all) in self.store.work_for_each(lost_too).items():
+            before = None
             if isinstance(assignment, Train) and not assignment.again:
+                before = assignment.run, assignment.round, assignment.attempt
                 taken[client] = assignment
-                continue
-            if assignment is None and lost_too[client]:
-                self._remember(client, news, has_nothing=True)
-            if isinstance(assignment, Train):  # its round is closed: nothing moves
+            elif isinstance(assignment, Train):  # its round is closed: nothing moves
                 self._asked_again[client] = now
-            found[client] = assignment
+            if is_all and lost_too[client]:
+                self._remember_idle(client, news, before)
+            if before is None:
+                found[client] = assignment
         refused: set[str] = set()
         for run in sorted({one.run for one in taken.values()}):
             events = [
@@ -134,6 +159,12 @@ class Assignments:
             refused |= self.runner.commit_taken(run, events)
         found |= {client: one for client, one in taken.items() if client not in refused}
         return sorted(refused)
+
+    def note_update(self, client: str, run: str, round: int, attempt: int) -> None:
+        """The update of this assignment was accepted: the client may be known to have nothing else to do."""
+        found = self._recall_idle(client)
+        if found is not None and found.before == (run, round, attempt):
+            self._remember_idle(client, found.news, None)
 
     def explain_wait(self, client: str) -> str:
         """One sentence: what a client without an assignment is waiting for."""

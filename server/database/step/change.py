@@ -15,7 +15,10 @@ __all__ = ["Change"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision, what led to it and who."""
+    """A decision, what led to it and who.
+
+    ``takers``: who took their assignments together; ``event`` is that of the first of them.
+    """
 
     before: Snapshot
     decision: Decision
@@ -23,6 +26,7 @@ class Change:
     facts: Facts | None
     actor: str
     now: dt.datetime
+    takers: tuple[str, ...] = ()
 
     @property
     def run(self) -> str:
@@ -32,3 +36,8 @@ class Change:
     def client(self) -> str:
         """Whom the event is about; empty for events about the run."""
         return getattr(self.event, "client", "")
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The same, of all that happened together."""
+        return self.takers or (self.client,)

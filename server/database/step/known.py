@@ -36,10 +36,14 @@ _VERSION = (
 
 
 class KnownRuns:
-    """By run, how the last commit left it. Used from several threads."""
+    """By run, how the last commit left it. Used from several threads.
 
-    def __init__(self, configs: Configs) -> None:
+    ``is_only_writer``: no other process moves runs, so there is no version to be asked for.
+    """
+
+    def __init__(self, configs: Configs, *, is_only_writer: bool = False) -> None:
         self.configs = configs
+        self._is_only_writer = is_only_writer
         self._known: LRUCache[str, Snapshot] = LRUCache(REMEMBERED)
         self._lock = threading.Lock()
 
@@ -50,7 +54,10 @@ class KnownRuns:
 
     def lock(self, connection: Writing, run: str) -> Snapshot:
         """The run now; others wait with it until the transaction ends. Raises :class:`NotFound`."""
-        found = connection.pending[run] if run in connection.pending else self.find(run)
+        is_mine = run in connection.pending  # moved or read by this transaction, which holds the lock
+        found = connection.pending[run] if is_mine else self.find(run)
+        if found is not None and (is_mine or self._is_only_writer):
+            return found
         if found is not None:
             version = connection.select(_VERSION, {"of_run": run}).scalar()
             if version is None:
@@ -74,10 +81,10 @@ class KnownRuns:
                 else:
                     self._known[run] = found
 
-    def forget(self) -> None:
-        """Rows of runs have changed beside the steps."""
+    def forget(self, run: str) -> None:
+        """What was known of it turned out to be of the past."""
         with self._lock:
-            self._known.clear()
+            self._known.pop(run, None)
 
 
 def _can_follow(run: Run) -> bool:

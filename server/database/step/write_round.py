@@ -171,10 +171,9 @@ def _ledger_values(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _update_participants(change: Change, before: Round, after: Round, key: dict[str, Any]) -> list[Statement]:
-    """Whoever the facts are about, in a statement of its own; then all others together."""
+    """Rows of which the same columns change are one statement."""
     known = {p.client: p for p in before.participants}
-    statements: list[Statement] = []
-    rows: list[dict[str, Any]] = []
+    rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for participant in after.participants:
         if participant == known[participant.client]:
             continue
@@ -184,17 +183,13 @@ def _update_participants(change: Change, before: Round, after: Round, key: dict[
             "reason": participant.reason,
             "answered": participant.answered,
         }
-        if values := _participant_values(change, participant):
-            statements.append((_PARTICIPANT, row | values))
-        else:
-            rows.append(row)
-    if rows:
-        statements.append((_PARTICIPANT, rows))
-    return statements
+        row |= _participant_values(change, participant)
+        rows.setdefault(tuple(row), []).append(row)
+    return [(_PARTICIPANT, alike) for alike in rows.values()]
 
 
 def _participant_values(change: Change, participant: Participant) -> dict[str, Any]:
-    if participant.client != change.client:
+    if participant.client not in change.clients:
         return {}
     if participant.status is ParticipantStatus.TRAINING:
         return {"taken_at": change.now}

@@ -161,6 +161,7 @@ def _event_rows(change: Change) -> list[dict[str, Any]]:
             "run": change.run,
             "round": effect.round,
             "client": effect.client,
+            "actor": effect.client if change.takers else change.actor,
             "detail": effect.detail | _detail_from_facts(change, effect),
         }
         for effect in change.decision.effects

@@ -96,7 +96,7 @@ def test_all_who_are_asked_together_read_the_rounds_state_once(play: SecurePlay,
     sa.event.listen(engine, "before_cursor_execute", note)
     found = Store(engine).work_for_each(dict.fromkeys(NAMES, True))
     sa.event.remove(engine, "before_cursor_execute", note)
-    assert {getattr(each, "step", None) for each in found.values()} == {"share"}
+    assert {getattr(each.assignment, "step", None) for each in found.values()} == {"share"}
     whole = [statement for statement in read if "secure" in statement.split("FROM")[0]]
     assert len(whole) == 1
     assert "participants" not in whole[0]

@@ -38,10 +38,10 @@ def test_a_poll_in_vain_is_remembered_until_there_is_news(database_url: str, tmp
         assert (site.work() or {})["kind"] == "enrol"
 
 
-def test_a_heartbeat_is_no_news_and_an_update_is(database_url: str, tmp_path: Path) -> None:
+def test_a_heartbeat_is_no_news_and_an_update_no_work(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
-        first, second = enrolled(at, (10, 10))
+        at.create(min_clients=3, rounds=1, weighting={"kind": "sizes"})
+        first, second, third = enrolled(at, (10, 10, 10))
         assert first.upload("demo", 1, file_of(1.0)).status_code == 200
         assert first.work() is None
         idle, known = at.coordinator.assignments.is_idle, is_remembered(at)
@@ -50,9 +50,27 @@ def test_a_heartbeat_is_no_news_and_an_update_is(database_url: str, tmp_path: Pa
         address = "/runs/demo/rounds/1/progress"
         assert second.http.post(address, json=beat.model_dump()).status_code == 200
         assert idle("site-0") is known
+        waits = at.coordinator.assignments.recall_reason
+        assert (waits("site-0") is not None) is known
+        assert (second.work() or {})["kind"] == "train"
+        assert not idle("site-1")
         assert second.upload("demo", 1, file_of(3.0)).status_code == 200
-        assert not idle("site-0")
+        assert waits("site-0") is None  # fewer are missing now
+        assert idle("site-0") is known
+        assert idle("site-1") is known  # it had nothing else to do
+        assert third.upload("demo", 1, file_of(3.0)).status_code == 200
         first.until("finished")
+
+
+def test_who_has_more_to_do_is_not_idle_after_its_update(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        for name in ("demo", "other"):
+            at.create(name=name, min_clients=2, rounds=1, weighting={"kind": "sizes"})
+        first, _ = enrolled(at, (10, 10))
+        assert (first.work() or {})["kind"] == "train"
+        assert first.upload("demo", 1, file_of(1.0)).status_code == 200
+        assert not at.coordinator.assignments.is_idle("site-0")
+        assert (first.work() or {}) == {"kind": "enrol", "run": "other"}
 
 
 def test_the_sentence_is_that_of_the_day(database_url: str, tmp_path: Path) -> None:
