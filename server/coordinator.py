@@ -95,6 +95,9 @@ class Coordinator:
         """
         self.guard.forget(key)
         self.open_calls.end(key)
+        kind, _, name = key.partition(":")
+        if kind == "client":
+            self.hub.refuse(name)
 
     def close(self) -> None:
         """Let threads finish; nothing is half done afterwards."""

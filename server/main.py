@@ -18,6 +18,7 @@ import uvicorn
 
 from server.certificates import Entrance, with_certificate
 from server.clock import utc_now
+from server.garbage import set_collector
 from server.monitoring.logs import logging_config
 from server.ownership import owning
 from server.settings import Settings, unknown_variables
@@ -231,6 +232,7 @@ class Server(uvicorn.Server):
 def _run(settings: Settings, listener: socket.socket) -> int:
     from server.app import create_app, make_coordinator, prepare
 
+    set_collector()
     _raise_file_limit()
     coordinator = make_coordinator(settings)
     prepare(coordinator)

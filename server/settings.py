@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         description="Largest JSON body of a call that brings lists (a run, an enrolment, an evaluation), in "
         "bytes. Others may have 64 KiB.",
     )
-    max_connections: int = Field(10_000, ge=16, description="Connections that are open at a time.")
+    max_connections: int = Field(12_000, ge=16, description="Connections that are open at a time.")
     max_connections_per_address: int = Field(
         500, ge=4, description="Connections from one address; those of trusted proxies are not counted."
     )

@@ -1,8 +1,9 @@
-"""The three calls that every worker makes in every round, answered before FastAPI is asked.
+"""The two large calls that every worker makes in every round, answered before FastAPI is asked.
 
 Plain ASGI, inside admission. FastAPI's routing and validation cost more than these calls themselves; they
 are declared there all the same, and documented by it. What is answered here is what a worker sends; whatever
 looks different goes on to FastAPI, which answers it by the same functions, or says what is wrong with it.
+Requests for work pass more by: ``server.api.polls``.
 """
 
 from __future__ import annotations
@@ -20,19 +21,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.api.blobs import answer_from_memory
 from server.api.documents import SLUG
 from server.api.updates import take_update
-from server.api.work import LONGEST_SECONDS, answer_poll
 from server.coordinator import Coordinator
 from server.web.errors import Respond, translate_http
-from server.web.open_calls import own_call
-from server.web.security import KnownClient, make_key, read_bearer
+from server.web.security import KnownClient, read_bearer
 from shared.problems import Problem
 from shared.schemas import UpdateReport
 
 __all__ = ["DirectCalls"]
 
 API = "/api/v1"
-WORK, BLOBS = f"{API}/work", f"{API}/blobs/"
-_WAIT = re.compile(rb"wait=([0-9]{1,2}(?:\.[0-9]{1,6})?)")
+BLOBS = f"{API}/blobs/"
 _BLOB = re.compile(rf"{BLOBS}([0-9a-f]{{64}})", re.ASCII)
 _UPDATE = re.compile(rf"{API}/runs/({SLUG.strip('^$')})/rounds/([0-9]{{1,9}})/update", re.ASCII)
 _CONDITIONS = (b"range", b"if-none-match")
@@ -65,23 +63,11 @@ class DirectCalls:
         """What answers the request, or finds that FastAPI has to, before it has read any of the body."""
         method, path = scope["method"], scope["path"]
         if method == "GET":
-            if path == WORK:
-                return self._poll
             return self._download if path.startswith(BLOBS) else None
         return self._upload if method == "PUT" and path.endswith("/update") else None
 
     async def _require_client(self, request: Request) -> str:
         return await self._coordinator.guard.require_client(read_bearer(request.headers.get("authorization")))
-
-    async def _poll(self, request: Request) -> Response | None:
-        query = request.scope["query_string"]
-        asked = _WAIT.fullmatch(query)
-        seconds = float(asked[1]) if asked is not None else 0.0
-        if (asked is None and query) or seconds > LONGEST_SECONDS:
-            return None
-        client = await self._require_client(request)
-        own_call(self._coordinator.open_calls, request.scope, [make_key("client", client)])
-        return await answer_poll(request, self._coordinator, client, seconds)
 
     async def _download(self, request: Request) -> Response | None:
         found = _BLOB.fullmatch(request.scope["path"])

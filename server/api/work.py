@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +15,7 @@ from server.api.dependencies import Client, Coordinator
 from server.api.documents import as_json
 from server.coordinator import Coordinator as Parts
 from server.wakeups.hub import Waiter
+from shared.problems import RevokedToken
 from shared.schemas import Assignment, Evaluate, SecureStep, Train, Wait
 
 router = APIRouter(tags=["work"])
@@ -27,37 +28,48 @@ Seconds = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds 
 @router.get("/work", response_model=Assignment)
 async def work(request: Request, coordinator: Coordinator, client: Client, wait: Seconds = 0.0) -> Response:
     """The next assignment; if there is none yet, holds the request for up to ``wait`` seconds."""
-    return await answer_poll(request, coordinator, client, wait)
+    with coordinator.hub.polling(client) as waiter:
+        async with _noticing_end(request, waiter):
+            return as_json(await find_assignment(coordinator, client, waiter, wait))
 
 
-async def answer_poll(request: Request, coordinator: Parts, client: str, wait: float) -> Response:
-    """What :func:`work` answers; ``server.api.direct`` asks for it without FastAPI."""
+async def find_assignment(coordinator: Parts, client: str, waiter: Waiter, wait: float) -> Assignment:
+    """What the client should do, once there is something within ``wait`` seconds.
+
+    The ``waiter`` has its place in the hub already: nothing that is committed after the query is missed.
+    Raises :class:`RevokedToken` when the token was revoked meanwhile.
+    """
     end = time.monotonic() + wait
     threads, hub, assignments = coordinator.threads, coordinator.hub, coordinator.assignments
     if coordinator.presence.note(client) and not assignments.is_present(client):
         await threads.run(assignments.mark_returned, client)
-    # before the query: nothing that is committed after it is missed
-    async with _noticing_end(request, hub.polling(client)) as waiter:
-        while True:
-            assignment = None if assignments.is_idle(client) else await coordinator.polls.get(client)
-            if assignment is not None:
-                if isinstance(assignment, Train | SecureStep):
-                    coordinator.grants.grant(client, (assignment.model, assignment.broadcast))
-                elif isinstance(assignment, Evaluate):
-                    coordinator.grants.grant(client, (assignment.model, *assignment.shadows.values()))
-                return as_json(assignment)
-            left = end - time.monotonic()
-            if left <= 0 or not await _wait_for_news(coordinator, waiter, left):
-                break
+    while True:
+        assignment = None if assignments.is_idle(client) else await coordinator.polls.get(client)
+        _check_access(waiter)
+        if assignment is not None:
+            if isinstance(assignment, Train | SecureStep):
+                coordinator.grants.grant(client, (assignment.model, assignment.broadcast))
+            elif isinstance(assignment, Evaluate):
+                coordinator.grants.grant(client, (assignment.model, *assignment.shadows.values()))
+            return assignment
+        left = end - time.monotonic()
+        if left <= 0 or not await _wait_for_news(coordinator, waiter, left):
+            break
+    _check_access(waiter)
     # asked only now: most polls end with an assignment, and the reason must be of the moment it is read
     if hub.closed:
-        return as_json(Wait(reason=SHUTTING_DOWN))
+        return Wait(reason=SHUTTING_DOWN)
     reason = assignments.recall_reason(client) or await threads.run(assignments.explain_wait, client)
-    return as_json(Wait(reason=reason))
+    return Wait(reason=reason)
+
+
+def _check_access(waiter: Waiter) -> None:
+    if waiter.is_refused:
+        raise RevokedToken("the token was revoked meanwhile", hint="Ask the coordinator's operator.")
 
 
 @asynccontextmanager
-async def _noticing_end(request: Request, polling: AbstractContextManager[Waiter]) -> AsyncIterator[Waiter]:
+async def _noticing_end(request: Request, waiter: Waiter) -> AsyncIterator[None]:
     """The waiter leaves when the client hangs up: a poll that is cut on its way holds no place here."""
 
     async def watch() -> None:
@@ -65,12 +77,11 @@ async def _noticing_end(request: Request, polling: AbstractContextManager[Waiter
             pass
         waiter.leave()
 
-    with polling as waiter:
-        watching = asyncio.ensure_future(watch())
-        try:
-            yield waiter
-        finally:
-            watching.cancel()
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 async def _wait_for_news(coordinator: Parts, waiter: Waiter, seconds: float) -> bool:
@@ -79,4 +90,4 @@ async def _wait_for_news(coordinator: Parts, waiter: Waiter, seconds: float) -> 
         return await waiter.wait(seconds)
     # Several coordinators: should their relay be down, look again every now and then, not all at once.
     pause = coordinator.hub.recheck_seconds * random.uniform(0.8, 1.2)  # noqa: S311
-    return await waiter.wait(min(seconds, pause)) or (pause < seconds and not coordinator.hub.closed)
+    return await waiter.wait(min(seconds, pause)) or (pause < seconds and not waiter.is_over)

@@ -21,6 +21,7 @@ from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.clock import Clock
 from server.database.store import Store
+from server.garbage import spare_program
 from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import (
     AggregationDelayed,
@@ -365,3 +366,6 @@ def _follow_nothing() -> None:
 
 def _import_aggregation() -> None:
     import shared.aggregation  # noqa: F401
+
+    # now all of the program is there
+    spare_program()

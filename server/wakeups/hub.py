@@ -29,32 +29,53 @@ class Relay(Protocol):
 
 
 class Waiter:
-    """One long poll's place in the queue."""
+    """One long poll's place in the queue. Ten thousand of them wait: an object, and while it sleeps a future
+    and a timer, no task of its own and no exception at the end of the time."""
+
+    __slots__ = ("_asleep", "_gone", "_hub", "_woken", "is_refused")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._event = asyncio.Event()
-        self._gone = False
+        self._asleep: asyncio.Future[None] | None = None
+        self._woken = self._gone = False
+        self.is_refused = False
+        """Its client's token is not accepted any more."""
 
     def wake(self) -> None:
-        self._event.set()
+        self._woken = True
+        self._rouse()
 
     def leave(self) -> None:
         """Nobody waits any more: the client has hung up."""
         self._gone = True
-        self._event.set()
+        self.wake()
+
+    def refuse(self) -> None:
+        self.is_refused = True
+        self.wake()
 
     async def wait(self, seconds: float) -> bool:
         """Sleep until woken (True) or until the time is over (False). May be called again."""
-        if self._hub.closed or self._gone:
-            return False
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return not (self._hub.closed or self._gone)
+        if not self.is_over and not self._woken:
+            loop = asyncio.get_running_loop()
+            self._asleep = loop.create_future()
+            timer = loop.call_later(seconds, self._rouse)
+            try:
+                await self._asleep
+            finally:
+                timer.cancel()
+                self._asleep = None
+        woken, self._woken = self._woken, False
+        return woken and not self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """It waits no more: the client or its right has gone, or the process ends."""
+        return self._hub.closed or self._gone or self.is_refused
+
+    def _rouse(self) -> None:
+        if self._asleep is not None and not self._asleep.done():
+            self._asleep.set_result(None)
 
 
 class Hub:
@@ -67,16 +88,25 @@ class Hub:
         self._asleep: set[asyncio.Event] = set()
         self._polls: defaultdict[str, set[Waiter]] = defaultdict(set)
 
-    @contextmanager
-    def polling(self, client: str) -> Iterator[Waiter]:
+    def enter(self, client: str) -> Waiter:
+        """A place for a poll of the client, until :meth:`leave`."""
         waiter = Waiter(self)
         self._polls[client].add(waiter)
+        return waiter
+
+    def leave(self, client: str, waiter: Waiter) -> None:
+        waiters = self._polls[client]
+        waiters.discard(waiter)
+        if not waiters:
+            del self._polls[client]
+
+    @contextmanager
+    def polling(self, client: str) -> Iterator[Waiter]:
+        waiter = self.enter(client)
         try:
             yield waiter
         finally:
-            self._polls[client].discard(waiter)
-            if not self._polls[client]:
-                del self._polls[client]
+            self.leave(client, waiter)
 
     @property
     def recheck_seconds(self) -> float | None:
@@ -96,6 +126,11 @@ class Hub:
         names = list(clients)
         if names:
             self._publish({"wake": names})
+
+    def refuse(self, client: str) -> None:
+        """Its token is not accepted any more: polls that wait in this process end."""
+        for waiter in self._polls.get(client, ()):
+            waiter.refuse()
 
     def wake_everyone(self) -> None:
         """For news that concerns clients not known by name, such as a new run."""

@@ -20,7 +20,7 @@ from server.settings import Settings
 from server.web.calls import Call, brings_list, classify
 from server.web.limits import Places, Rate
 from server.web.numbers import parse_whole
-from server.web.security import ADMIN, Guard, KnownClient, find_bearer, read_bearer
+from server.web.security import ADMIN, Guard, KnownClient, Owner, find_bearer, read_bearer
 from shared.addresses import is_loopback
 from shared.problems import MissingToken, Problem, TooLarge, Unauthorised
 
@@ -47,6 +47,8 @@ class Visitor:
     client: str | None
     address: str
     brings_token: bool
+    owner: Owner | None = None
+    """Of the token, where the call needs one."""
 
     @property
     def crowd(self) -> str | None:
@@ -81,7 +83,7 @@ class Gate:
     async def admit(self, scope: Scope, held: ExitStack) -> Visitor:
         """Let a request in, with its place for as long as ``held``. Raises the problem that refuses it."""
         try:
-            visitor = await self._identify(scope)
+            visitor = await self._identify(scope, classify(scope["method"], scope["path"]))
             self._take_tokens(visitor)
             self._check_size(scope, visitor.call)
             held.enter_context(self._hold(visitor))
@@ -89,6 +91,20 @@ class Gate:
             self._note(problem)
             raise
         return visitor
+
+    async def admit_poll(self, scope: Scope) -> Visitor:
+        """:meth:`admit` for a request for work, whose place is held until :meth:`leave_poll`."""
+        try:
+            visitor = await self._identify(scope, Call.POLL)
+            self._take_tokens(visitor)
+            self.places[Call.POLL].take(visitor.client)
+        except Problem as problem:
+            self._note(problem)
+            raise
+        return visitor
+
+    def leave_poll(self, visitor: Visitor) -> None:
+        self.places[Call.POLL].give_back(visitor.client)
 
     def note_answer(self, visitor: Visitor, status: int) -> None:
         """Charge what an answer says about the request: a wrong token, an upload that was refused."""
@@ -102,8 +118,7 @@ class Gate:
         """Bytes of JSON that a call may bring."""
         return self._settings.max_json_bytes if brings_list(path) else SMALL_JSON_BYTES
 
-    async def _identify(self, scope: Scope) -> Visitor:
-        call = classify(scope["method"], scope["path"])
+    async def _identify(self, scope: Scope, call: Call) -> Visitor:
         authorization = Headers(scope=scope).get("authorization")
         token = find_bearer(authorization)
         address = (scope.get("client") or ("unknown", 0))[0]
@@ -111,25 +126,22 @@ class Gate:
         if brings_token and not (token is not None and self._guard.is_familiar(token)):
             self._wrong_tokens.check(address)
         try:
-            client = await self._find_client(call, authorization)
+            owner = await self._find_owner(call, authorization)
         except MissingToken:
             raise
         except Unauthorised:
             self._wrong_tokens.charge(address)
             raise
-        return Visitor(call, client, address, brings_token)
+        return Visitor(call, _name_counted(owner), address, brings_token, owner)
 
-    async def _find_client(self, call: Call, authorization: str | None) -> str | None:
-        """Whose token it is, where the call needs one; None for the admin token."""
+    async def _find_owner(self, call: Call, authorization: str | None) -> Owner | None:
+        """Whose token it is, where the call needs one."""
         if call is Call.REGISTRATION:
             await self._guard.require_join_code(read_bearer(authorization))
             return None
         if not call.needs_token:
             return None
-        owner = await self._guard.identify(read_bearer(authorization))
-        if isinstance(owner, KnownClient):
-            return owner.client
-        return None if owner is ADMIN else owner.actor
+        return await self._guard.identify(read_bearer(authorization))
 
     def _take_tokens(self, visitor: Visitor) -> None:
         if visitor.call is Call.REGISTRATION:
@@ -160,6 +172,13 @@ class Gate:
     def _note(self, problem: Problem) -> None:
         if limit := problem.extra.get("limit"):
             self._count(limit)
+
+
+def _name_counted(owner: Owner | None) -> str | None:
+    """By whom places and rates are counted; None for the admin token."""
+    if isinstance(owner, KnownClient):
+        return owner.client
+    return None if owner is None or owner is ADMIN else owner.actor
 
 
 def _places(settings: Settings, name: str, what: str, each: str = "") -> Places:

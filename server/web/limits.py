@@ -39,7 +39,15 @@ class Places:
 
     @contextmanager
     def hold(self, owner: str | None) -> Iterator[None]:
-        """A place for the block; an owner of None counts only for all. TooManyRequests, Busy."""
+        """A place for the block; see :meth:`take`."""
+        self.take(owner)
+        try:
+            yield
+        finally:
+            self.give_back(owner)
+
+    def take(self, owner: str | None) -> None:
+        """A place until :meth:`give_back`; an owner of None counts only for all. TooManyRequests, Busy."""
         if owner is not None and self._most_each is not None and self._held[owner] >= self._most_each:
             raise TooManyRequests(
                 f"{owner} has {self._most_each} {self._what} open already",
@@ -56,14 +64,13 @@ class Places:
         self.taken += 1
         if owner is not None:
             self._held[owner] += 1
-        try:
-            yield
-        finally:
-            self.taken -= 1
-            if owner is not None:
-                self._held[owner] -= 1
-                if not self._held[owner]:
-                    del self._held[owner]
+
+    def give_back(self, owner: str | None) -> None:
+        self.taken -= 1
+        if owner is not None:
+            self._held[owner] -= 1
+            if not self._held[owner]:
+                del self._held[owner]
 
 
 class Rate:
@@ -97,8 +104,10 @@ class Rate:
 
     def take(self, owner: str) -> None:
         """Take a token; raises :class:`TooManyRequests` where there is none."""
-        self.check(owner)
-        self.charge(owner)
+        left = self._left(owner)
+        if left < 1.0:
+            self.check(owner)
+        self._buckets[owner] = max(left - 1.0, 0.0), self._monotonic()
 
     def charge(self, owner: str) -> None:
         """Take a token for what has happened already; the bucket may be empty afterwards, not less."""

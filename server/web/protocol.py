@@ -1,6 +1,7 @@
 """What happens on a connection before and after a request: bounds for connections, headers and dead ends.
 
-Uvicorn bounds none of these; in all else it does as before. The application sees nothing of them.
+Uvicorn bounds none of these; in all else it does as before. The application sees nothing of them, but for
+the :class:`Line` that each request's scope has under :data:`LINE`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,32 @@ from server.web.limits import Places
 from shared.addresses import is_loopback
 from shared.problems import Busy, HeadersTooLarge, Problem, RequestTimeout, TooManyRequests
 
-__all__ = ["HEADER_BYTES", "Connections", "bound_protocol"]
+__all__ = ["HEADER_BYTES", "LINE", "Connections", "Line", "bound_protocol"]
 
 HEADER_BYTES = 2**16
 """Of a request line with its headers."""
+
+
+LINE = "feddisco.line"
+
+
+class Line:
+    """The other end of a connection, for a request that waits: what to do when it hangs up.
+
+    To hear of that by ASGI takes a task that waits for the next message, which costs a poll more than its
+    answer does. It knows nothing of the connection: a scope that outlives it keeps nothing alive.
+    """
+
+    __slots__ = ("is_cut", "on_cut")
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.on_cut: Callable[[], None] | None = None
+
+    def cut(self) -> None:
+        self.is_cut = True
+        if self.on_cut is not None:
+            self.on_cut()
 
 
 class Connections:
@@ -60,6 +83,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._place = ExitStack()
+        self._line = Line()
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._in_head = True
@@ -82,6 +106,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._stop_write_timer()
         self._place.close()
         super().connection_lost(exc)
+        self._line.cut()
 
     def _find_crowd(self) -> str | None:
         """The other end's address; None for a proxy that is trusted to say whom it speaks for."""
@@ -105,6 +130,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[LINE] = self._line  # type: ignore[literal-required]
         if not self._in_head:  # one that follows in the same packet
             self._begin_head()
 

@@ -55,12 +55,13 @@ __all__ = [
     "make_token",
     "read_bearer",
     "read_viewer_password",
+    "require_client",
 ]
 
 CACHE_SECONDS = 2.0
-SOLE_SECONDS = 60.0
-"""Where no other process revokes anything."""
-CACHE_ENTRIES = 10_000
+SOLE_SECONDS = 3600.0
+"""Where no other process revokes anything: clients that poll every half minute are seldom looked up."""
+CACHE_ENTRIES = 100_000
 FAMILIAR_SECONDS = 3600.0
 ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
 PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
@@ -243,6 +244,13 @@ def _forbid_client(owner: Owner) -> Person:
     return owner
 
 
+def require_client(owner: Owner) -> str:
+    """The client's id; WrongToken for a person."""
+    if isinstance(owner, Person):
+        raise _make_wrong_token()
+    return owner.client
+
+
 _NEEDS = {
     UserRole.VIEWER: "a viewer's token",
     UserRole.OPERATOR: "the token of an operator or the admin token",
@@ -309,10 +317,7 @@ class Guard:
 
     async def require_client(self, token: str) -> str:
         """The id of the client that owns the token; WrongToken for a person's, too."""
-        owner = await self.identify(token)
-        if isinstance(owner, Person):
-            raise _make_wrong_token()
-        return owner.client
+        return require_client(await self.identify(token))
 
     async def require_join_code(self, token: str) -> None:
         """Whether a registration is worth reading; it may be used up or revoked."""
@@ -391,12 +396,12 @@ class Guard:
 
     async def _identify_hash(self, hashed: str) -> Owner:
         owner = self._find_in_settings(hashed) or self._known.get(hashed)
-        if owner is None:
+        while owner is None:
             revocations = self._revocations
-            owner = await self._look_up(hashed)
-            if revocations == self._revocations:  # or what was read may be over already
-                self._known[hashed] = owner
+            found = await self._look_up(hashed)
             self._familiar[hashed] = None
+            if revocations == self._revocations:  # or what was read may be over already: it is read again
+                owner = self._known[hashed] = found
         return owner
 
     async def _look_up(self, hashed: str) -> Owner:

@@ -44,6 +44,7 @@ FORBIDDEN: list[tuple[tuple[str, ...], tuple[str, ...], dict[str, str], str]] = 
             *("server/api", "server/blobs", "server/lifecycle", "server/monitoring", "server/pages"),
             *("server/runs", "server/sinks", "server/wakeups", "server/web"),
             *("server/app.py", "server/background.py", "server/batches.py", "server/certificates.py"),
+            "server/garbage.py",
             *(
                 "server/clock.py",
                 "server/coordinator.py",

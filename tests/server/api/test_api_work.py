@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from server.web.calls import Call
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
 
 AT_ONCE = 1.0  # seconds; the design's target for the next assignment
@@ -92,6 +94,26 @@ def test_an_assignment_that_was_taken_is_given_again(at: Live) -> None:
     (site,) = enrolled(at, (10,))
     assert site.until("train") == site.until("train")
     assert at.run()["current_round"]["ledger"][0]["status"] == "training"
+
+
+def test_a_revoked_token_ends_a_poll_that_waits(at: Live) -> None:
+    poll = Poll(at, at.site("former"), wait=20)
+    assert at.admin.delete("/clients/former").status_code == 204
+    revoked = time.monotonic()
+    answer = poll.join()
+    assert (answer.status_code, answer.json()["code"]) == (401, "revoked-token")
+    assert poll.answered - revoked < AT_ONCE
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_poll_whose_client_hangs_up_holds_no_place(at: Live) -> None:
+    site = at.site("impatient")
+    hub, places = at.coordinator.hub, at.coordinator.gate.places[Call.POLL]
+    with pytest.raises(httpx.ReadTimeout):
+        site.http.get("/work", params={"wait": 50}, timeout=0.5)
+    at.wait_for(lambda: hub.waiting_polls == places.taken == 0, seconds=5)
+    at.create()
+    assert site.work() == {"kind": "enrol", "run": "demo"}
 
 
 def test_shutdown_answers_those_who_wait(database_url: str, tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.direct import DirectCalls
+from server.api.polls import DirectPolls
 from server.database.migrations import upgrade
 from server.web.errors import render
+from server.web.protocol import LINE, Line
 from shared.problems import Problem
 from tests.helpers.live_coordinator import (
     Live,
@@ -105,7 +109,6 @@ def test_what_others_ask_is_refused_as_before(at: Live) -> None:
 
 def test_what_a_worker_sends_never_reaches_fastapi(at: Live) -> None:
     site, _ = enrolled(at, (10, 10))
-    site.http.get("/work?wait=0")
     site.http.get(f"/blobs/{START}")
     passed: list[str] = []
 
@@ -113,10 +116,17 @@ def test_what_a_worker_sends_never_reaches_fastapi(at: Live) -> None:
         passed.append(f"{scope['method']} {scope['path']}")
         await render(Problem("behind"))(scope, receive, send)
 
-    calls = DirectCalls(behind, coordinator=at.coordinator, respond=lambda _, problem: render(problem))
+    def respond(_request: Request, problem: Problem) -> Response:
+        return render(problem)
+
+    calls = DirectCalls(behind, coordinator=at.coordinator, respond=respond)
+    polls = DirectPolls(calls, coordinator=at.coordinator, respond=respond)
+
+    async def by_line(scope: Scope, receive: Receive, send: Send) -> None:
+        await polls({**scope, LINE: Line()}, receive, send)
 
     async def ask() -> None:
-        transport = httpx.ASGITransport(calls)
+        transport = httpx.ASGITransport(by_line)
         headers = dict(site.http.headers)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://coordinator/api/v1", headers=headers
@@ -128,9 +138,15 @@ def test_what_a_worker_sends_never_reaches_fastapi(at: Live) -> None:
             sent = await http.put(address, content=body, headers=upload_headers(body))
             assert sent.status_code == 200
             assert passed == []
+            await http.get("/work?wait=61")
             await http.get("/runs")
             await http.head(f"/blobs/{START}")
             await http.put("/runs/demo/update", content=b"")
 
     asyncio.run(ask())
-    assert passed == ["GET /api/v1/runs", f"HEAD /api/v1/blobs/{START}", "PUT /api/v1/runs/demo/update"]
+    assert passed == [
+        "GET /api/v1/work",
+        "GET /api/v1/runs",
+        f"HEAD /api/v1/blobs/{START}",
+        "PUT /api/v1/runs/demo/update",
+    ]

@@ -121,7 +121,7 @@ def test_a_process_of_its_own_remembers_for_longer_and_forgets_at_once() -> None
     now, clients = [0.0], Clients(anna=False)
     found = guard(clients, now, is_sole=True)
     asyncio.run(found.require_client("anna"))
-    now[0] = 59.0
+    now[0] = 3599.0
     asyncio.run(found.require_client("anna"))
     assert clients.asked == 1
     clients.rows[hash_token("anna")] = KnownClient("anna", True)
@@ -130,7 +130,7 @@ def test_a_process_of_its_own_remembers_for_longer_and_forgets_at_once() -> None
         asyncio.run(found.require_client("anna"))
 
 
-def test_what_was_read_before_a_revocation_is_not_remembered_after_it() -> None:
+def test_what_was_read_before_a_revocation_is_read_again_after_it() -> None:
     class Slow(Clients):
         async def find(self, hashed: str) -> KnownClient | None:
             row = await super().find(hashed)
@@ -140,7 +140,6 @@ def test_what_was_read_before_a_revocation_is_not_remembered_after_it() -> None:
             return row
 
     found = guard(Slow(anna=False), is_sole=True)
-    assert asyncio.run(found.require_client("anna")) == "anna"
     with pytest.raises(RevokedToken):
         asyncio.run(found.require_client("anna"))
 
