@@ -18,6 +18,7 @@ from shared.texts import escape_controls
 
 if TYPE_CHECKING:
     from feddisco.admin import AdminClient
+    from shared.config import RunConfig
     from shared.model_files import ModelFacts
     from shared.tasks.base import Task
 
@@ -152,10 +153,18 @@ def _training(view: RunView) -> str:
         ("local training", _said("", local)),
         ("model", config.model or "the task's own"),
         ("seed", config.seed),
+        *_calibration(config),
         ("begun", f"{view.created_at:%Y-%m-%d}"),
         ("ended", f"{view.finished_at:%Y-%m-%d}" if view.finished_at else "not yet"),
     ]
     return "## Training\n\n" + _table(("what", "how"), rows)
+
+
+def _calibration(config: RunConfig) -> list[tuple[str, Any]]:
+    if config.calibration is None:
+        return []
+    options = config.calibration.model_dump(exclude_none=True)
+    return [("calibration in the last round", _said(options.pop("kind"), options))]
 
 
 def _said(name: str, options: dict[str, Any]) -> str:

@@ -139,7 +139,7 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "(min_clients, clients_per_round)."
     ),
     FaultCode.FEATURES_NOT_TOLD: (
-        "The site does not tell what the run's algorithm asks of the features of each class (algorithm)."
+        "The site does not tell what the run asks of the features of each class (algorithm, calibration)."
     ),
     FaultCode.NOT_PRIVATE: (
         "The site takes part only in runs that train with differential privacy, which this one does not (dp)."

@@ -36,12 +36,27 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class ClassGaussian:
-    """Features of one class: ``mean`` (F,), and the unbiased ``covariance`` (F, F), zero of one example."""
+    """Features z of one class: their ``mean`` (F,), and ``products`` (F, F), the sum of z z'.
+
+    The covariance is computed where it is asked for, so that those of all classes are never there at once.
+    """
 
     label: int
     count: float
     mean: Array
-    covariance: Array
+    products: Array
+
+    @property
+    def covariance(self) -> Array:
+        """``(sum z z' - n mean mean') / (n - 1)``: (F, F), unbiased, and zero of one example.
+
+        Equation 4 of the paper in terms of sums.
+        """
+        if self.count < 2:
+            return np.zeros_like(self.products)
+        spread = (self.products + self.products.T) / 2 - self.count * np.outer(self.mean, self.mean)
+        covariance: Array = spread / (self.count - 1)
+        return covariance
 
 
 class LinearLayer(NamedTuple):
@@ -54,18 +69,12 @@ class LinearLayer(NamedTuple):
 def fit_gaussians(counts: Array, sums: Array, products: Array) -> list[ClassGaussian]:
     """Of the classes that have an example, from what all clients' examples sum to.
 
-    ``counts`` (C,) of examples, ``sums`` (C, F) of their features z, ``products`` (C, F, F) of z z'. With
-    ``n`` examples the covariance is ``(sum z z' - n mean mean') / (n - 1)``, equation 4 of the paper in terms
-    of sums.
+    ``counts`` (C,) of examples, ``sums`` (C, F) of their features z, ``products`` (C, F, F) of z z'.
     """
-    found = []
-    for label in np.flatnonzero(counts >= 1).tolist():
-        n = float(counts[label])
-        mean = sums[label] / n
-        spread = (products[label] + products[label].T) / 2 - n * np.outer(mean, mean)
-        covariance = spread / (n - 1) if n >= 2 else np.zeros_like(spread)
-        found.append(ClassGaussian(label, n, mean, covariance))
-    return found
+    return [
+        ClassGaussian(label, float(counts[label]), sums[label] / counts[label], products[label])
+        for label in np.flatnonzero(counts >= 1).tolist()
+    ]
 
 
 def share_out(counts: Sequence[float], total: int) -> list[int]:

@@ -132,7 +132,8 @@ class Policy(Frozen):
     features: Told = Field(
         "nothing",
         description="What runs are told of each class here, as the model sees it: `nothing`, sums that give "
-        "`means` of features, or `covariances` too. Both give away the label counts, and traces of examples.",
+        "`means` of features (`fedfm`), or `covariances` too (`calibration`). Both give away the label "
+        "counts, and traces of examples.",
     )
     most_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = Field(
         None,

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from feddisco.admin import AdminClient
+from feddisco.cards import fetch_card
 from feddisco.replay import replay_round
-from tests.helpers.live_coordinator import Live, ManualClient, file_of, live, settings_for, tensors
+from tests.helpers.live_coordinator import ADMIN, Live, ManualClient, file_of, live, settings_for, tensors
 
 CLASSES = ("cat", "dog", "owl", "yak")  # as many as layer.weight has rows, of three features
 CALIBRATION = {"virtual_features": 20, "epochs": 100, "learning_rate": 0.1}
@@ -78,6 +80,8 @@ def test_all_clients_measure_and_the_classifier_is_made_anew(
     features = np.array([[0.0, 1, 0], [2.0, 1, 0]])
     scores = features @ model["layer.weight"].T + model["layer.bias"]
     assert scores.argmax(axis=1).tolist() == [0, 2]
+    with AdminClient(at.url, token=ADMIN) as admin:
+        assert "| calibration in the last round | ccvr" in fetch_card(admin, "demo")
     assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 2)[0]
 
 
