@@ -2,8 +2,9 @@
 
 Plain ASGI, around all other layers but that for unexpected faults. A poll that waits is one coroutine
 and no second task, and what the layers do for every request (admission, rates and places, the end of
-a revoked token's requests, headers) is done here by calling the same parts. What looks different from a worker's poll
-goes on to FastAPI, which declares the call (``server.api.work``) and answers it from the same function.
+a revoked token's requests, headers) is done here by calling the same parts. What looks different from a
+worker's poll goes on to FastAPI, which declares the call (``server.api.work``) and answers it from the same
+function.
 """
 
 from __future__ import annotations
