@@ -18,11 +18,18 @@ from shared.schemas import TensorSpec
 from shared.seeds import torch_generator
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from shared.config import RunConfig
 
-__all__ = ["CLASS_SUMS", "Calibrated", "calibrate_last", "check_calibration", "find_algorithm"]
+__all__ = [
+    "CLASS_SUMS",
+    "Calibrated",
+    "calibrate_last",
+    "check_calibration",
+    "find_algorithm",
+    "try_measuring",
+]
 
 CLASS_SUMS = "class_sums"
 
@@ -127,6 +134,15 @@ def check_calibration(config: RunConfig, manifest: Sequence[TensorSpec], classes
     _check_size("the covariances", layer.classes * layer.features**2, layer, "Name a smaller classifier.")
     drawn = options.virtual_features * layer.classes * layer.features
     _check_size("the virtual features", drawn, layer, "Lower calibration.virtual_features.")
+
+
+def try_measuring(options: Calibration, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """Raise InvalidConfiguration if examples cannot be measured by the model: not in the last round only."""
+    from shared.wire.tensors import manifest_of
+
+    layer = find_classifier(manifest_of(model), options.classifier)
+    local = LocalRound(model, {}, {}, {}, {}, True, 1.0, 0.0, 0.0, look=lambda: iter([(inputs, targets)]))
+    measure(local, layer, "means")
 
 
 def _check_size(what: str, numbers: int, layer: Classifier, hint: str) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from shared import wire
 from shared.algorithms import check_optimizer
-from shared.calibrated import calibrate_last, check_calibration
+from shared.calibrated import calibrate_last, check_calibration, try_measuring
 from shared.data.partition import common_test, deal_examples, validation_examples
 from shared.device import is_out_of_memory
 from shared.metric_names import check_metrics
@@ -119,6 +119,7 @@ class Workbench:
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
+        self._has_tried_measuring = config.calibration is None
 
     @property
     def model_bytes(self) -> int:
@@ -228,6 +229,7 @@ class Workbench:
         if (private is None) is not (self.config.dp is None):
             raise ValueError("private training without its noise, or the other way round")
         needs = self.config.weighting.needs
+        self._try_measuring(task.index)
         with self._inputs(task) as inputs:
             if Need.START_LOSS in needs:
                 load_into(self.model, inputs.start)
@@ -258,6 +260,15 @@ class Workbench:
                 result = pack_result(result, inputs.start, inputs.kept, self._form)
         end_loss = self._own_loss(task.index) if Need.END_LOSS in needs else None
         return replace(result, start_loss=start_loss, end_loss=end_loss)
+
+    def _try_measuring(self, index: int) -> None:
+        """Once, and by one example: what the last round would find out is said in the first."""
+        if self._has_tried_measuring or self.config.calibration is None:
+            return
+        one = self.training_examples(index).subset(torch.arange(1)).to(self.device)
+        inputs = self.task.prepare(one.inputs, None)
+        try_measuring(self.config.calibration, self.model, inputs, one.targets)
+        self._has_tried_measuring = True
 
     # ------------------------------------------------------------ differential privacy
 

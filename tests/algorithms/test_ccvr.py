@@ -16,7 +16,7 @@ from shared import wire
 from shared.aggregation import Aggregated, UpdateFile, aggregate
 from shared.algorithms import available, load_algorithm
 from shared.algorithms.base import UpdateInfo
-from shared.calibrated import Calibrated, check_calibration, find_algorithm
+from shared.calibrated import Calibrated, check_calibration, find_algorithm, try_measuring
 from shared.calibration import Calibration
 from shared.config import AlgorithmChoice, RunConfig
 from shared.features import check_counts, find_classifier
@@ -280,6 +280,23 @@ def _fill(method: Calibrated, group: str) -> dict[str, Tensor]:
     }
 
 
+def test_threads_change_no_bit(tmp_path: Path) -> None:
+    """With 64 features, of which a library's product would be split."""
+    features = torch.randn(300, 64, dtype=torch.float64, generator=generator())
+    gaussians = fit_gaussians(*sums_of(features, torch.arange(300) % 3, 3))
+    start, made = LinearLayer(np.zeros((3, 64)), np.zeros(3)), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            made.append(
+                retrain(start, *draw_features(gaussians, 900, generator()), Calibration(), generator())
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(made[0].weight, made[1].weight)
+
+
 def test_a_round_in_which_nobody_counts_leaves_the_model(tmp_path: Path) -> None:
     method, start = calibrated(), state_of(build())
     result = local_round(method, 0, start, number=5)
@@ -360,6 +377,38 @@ def test_models_that_cannot_be_calibrated(
     with pytest.raises(InvalidConfiguration) as refused:
         check_calibration(config, manifest, names)
     assert said in f"{refused.value.detail} {refused.value.hint}"
+
+
+class EachStep(nn.Module):
+    """Its classifier sees each of three steps of an example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.head(inputs)
+        return scores.mean(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "said"),
+    [
+        (torch.ones(1, 3, 4), torch.tensor([1]), r"given \[1, 12\] numbers for 1 examples, not 4 for each"),
+        (torch.ones(1, 1, 4), torch.tensor([0.5]), "targets are no classes"),
+        (torch.ones(1, 1, 4), torch.tensor([3]), "targets are no classes"),
+        (torch.ones(1, 1, 4), torch.tensor([2]), None),
+    ],
+)
+def test_what_cannot_be_measured_is_found_before_the_last_round(
+    inputs: Tensor, targets: Tensor, said: str | None
+) -> None:
+    model = EachStep()
+    if said is None:
+        try_measuring(Calibration(), model, inputs, targets)
+    else:
+        with pytest.raises(InvalidConfiguration, match=said):
+            try_measuring(Calibration(), model, inputs, targets)
 
 
 def test_a_model_without_a_linear_layer_is_refused() -> None:

@@ -116,6 +116,12 @@ def test_more_rounds_than_first_asked_are_those_of_a_longer_run(tmp_path: Path, 
     assert Results(out).lines()[0]["config"]["rounds"] == 3
 
 
+def test_a_run_interrupted_before_its_calibration_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    given, out = config(rounds=2, calibration={"epochs": 1}), tmp_path / "r.jsonl"
+    simulate(given, source=None, out=out, until=1, say=lambda line: None)
+    assert run(given, out) == run(given, tmp_path / "once.jsonl")
+
+
 def test_rounds_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     run(config(rounds=1), out)
