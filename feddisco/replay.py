@@ -62,7 +62,12 @@ def _recompute(
 
     for update in given.updates:
         _check_kept(given, update, blobs)
-    files = close_stored(given, given.updates, fetch_verified, folder).files
+    if not all(blobs.exists(model.model) for model in given.travelling):
+        raise NotFound(
+            f"Models that travelled when round {given.round} of {given.run} began are no longer kept.",
+            hint="Replay a newer round: keep_updates says how long, and who withdraws takes its own.",
+        )
+    files = close_stored(given, given.updates, fetch_verified, folder).result.files
     return (None, None) if files is None else (files.model.digest, files.scored.digest)
 
 

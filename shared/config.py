@@ -284,7 +284,7 @@ class RunConfig(Frozen):
         ge=1,
         le=1000,
         description="FedSkip: rounds from one average to the next; in those between, each model goes on to "
-        "another client as it is (simulations only)",
+        "another client as it is",
     )
     shadow: tuple[Shadowed, ...] = Field(
         (),
@@ -514,6 +514,7 @@ class RunConfig(Frozen):
             robust=not isinstance(self.aggregation, MeanRule),
             compressed=self.compression is not None,
             distilled=self.distillation is not None,
+            calibrated=self.calibration is not None,
             shadowed=bool(self.shadow),
         )
         if conflict is not None:

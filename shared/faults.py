@@ -54,6 +54,7 @@ class FaultCode(StrEnum):
     SUMS_ONLY = "sums-only"
     TOO_FEW_IN_SUM = "too-few-in-sum"
     FEATURES_NOT_TOLD = "features-not-told"
+    MODELS_HANDED_ON = "models-handed-on"
     NOT_PRIVATE = "not-private"
     PRIVACY_SPENT = "privacy-spent"
     NO_PRIVACY = "no-privacy"
@@ -141,6 +142,10 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.FEATURES_NOT_TOLD: (
         "The site does not tell what the run asks of the features of each class (algorithm, calibration)."
     ),
+    FaultCode.MODELS_HANDED_ON: (
+        "The site takes part only in runs that average in every round: in this one sites go on from each "
+        "other's models (average_every)."
+    ),
     FaultCode.NOT_PRIVATE: (
         "The site takes part only in runs that train with differential privacy, which this one does not (dp)."
     ),
@@ -221,6 +226,7 @@ LASTING: Final = frozenset(
         FaultCode.SUMS_ONLY,
         FaultCode.TOO_FEW_IN_SUM,
         FaultCode.FEATURES_NOT_TOLD,
+        FaultCode.MODELS_HANDED_ON,
         FaultCode.NOT_PRIVATE,
         FaultCode.PRIVACY_SPENT,
         FaultCode.NO_PRIVACY,

@@ -512,6 +512,10 @@ class LedgerRow(View):
     norm: float | None = Field(None, description="of the update's displacement from the start model")
     largest_entry: float | None = Field(None, description="the largest magnitude in the displacement")
     cosine: float | None = Field(None, description="of the displacement and the others' mean direction")
+    started_from: int | None = Field(
+        None,
+        description="where models travel: index of who had trained what it started from; None: the average",
+    )
     share: float | None = Field(
         None, description="in the model, under a rule of vectors; None: the weight, or differs by coordinate"
     )

@@ -12,9 +12,10 @@ counts there by what its trainers weighed, added up over the rounds (:func:`add_
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
-from shared.seeds import torch_generator
+from shared.seeds import derive
 from shared.weightings.base import Need
 
 __all__ = ["add_up", "deal_models", "find_conflict", "find_need", "find_shares"]
@@ -37,10 +38,8 @@ def deal_models(seed: int, round: int, models: int, clients: int) -> tuple[int |
     >>> deal_models(0, 1, models=0, clients=2)
     (None, None)
     """
-    import torch
-
-    generator = torch_generator(seed, "scatter", round)
-    order = torch.randperm(max(models, clients), generator=generator).tolist()[:clients]
+    generator = random.Random(derive(seed, "scatter", round))  # noqa: S311 - a reproducible draw
+    order = generator.sample(range(max(models, clients)), clients)
     return tuple(number if number < models else None for number in order)
 
 
@@ -71,6 +70,7 @@ def find_conflict(
     robust: bool,
     compressed: bool,
     distilled: bool,
+    calibrated: bool,
     shadowed: bool,
 ) -> str | None:
     """Why a run of these settings cannot let models travel; None if nothing speaks against it."""
@@ -78,6 +78,7 @@ def find_conflict(
         "with secure sums nobody holds a single model that could be handed on": secure,
         "a robust rule counts on few clients that lie, and here each reaches several models": robust,
         "a packed update says what changed in the model that all clients received": compressed,
+        "calibration measures one model at all clients, and here each has another": calibrated,
         "distillation gives the average what all models say, and here nobody goes on from it": distilled,
         "a shadow is made of updates of one model, and here each client changes another": shadowed,
     }

@@ -129,6 +129,7 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         from worker.private_rounds import check_private_plan  # imports PyTorch
 
         _check_batches(local, site, len(examples))
+        _tell_of_travels(local, site)
         check_private_plan(local, index, site)
     masked = role is Role.TRAINER and local.view.config.secure is not None
     asked = local.view.config.weighting.discrepancy
@@ -143,6 +144,15 @@ def _make_request(local: LocalRun, site: Site, index: int | None) -> EnrolmentRe
         device=describe(site.device),
         left_out=None if masked else examples.left_out.counts(),
     )
+
+
+def _tell_of_travels(local: LocalRun, site: Site) -> None:
+    every = local.view.config.average_every
+    if every > 1:
+        site.say(
+            f"{local.view.run}: it averages every {every} rounds; between, what this site trains is handed "
+            "on to another site as it is, and this site goes on from what another has trained"
+        )
 
 
 def _check_batches(local: LocalRun, site: Site, examples: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from server.database.configs import Configs
 from server.database.session import Reading
-from server.database.tables import participants, rounds, runs
+from server.database.step.facts import TravellingFacts
+from server.database.tables import are_of_one_attempt, participants, rounds, runs, travelling
 from shared.config import RunConfig
 from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus, TensorSpec
@@ -34,7 +35,10 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update that arrived in the round; ``relative_size`` is omega_k as the client was told it."""
+    """An update that arrived in the round; ``relative_size`` is omega_k as the client was told it.
+
+    ``start_model`` and ``start_number``: of the travelling model that it began with (None: the round's).
+    """
 
     index: int
     client: str
@@ -46,6 +50,8 @@ class Update:
     discrepancy: float | None
     start_loss: float | None
     end_loss: float | None
+    start_model: str | None = None
+    start_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class AggregationInput:
     """All that decides a round's result: stored rows only, so that a replay finds the same.
 
     ``updates`` and ``trainers`` are in index order; ``trainers`` are all N enrolled at the opening.
+    ``travelling`` are the models that travelled then, by number.
     """
 
     run: str
@@ -67,6 +74,7 @@ class AggregationInput:
     updates: tuple[Update, ...]
     trainers: tuple[Trainer, ...]
     secure: Coordinator | None = None
+    travelling: tuple[TravellingFacts, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -126,7 +134,23 @@ def read_input(
         updates=tuple(_update(row, discrepancies) for row in arrived),
         trainers=trainers,
         secure=None if round_.secure is None else Coordinator.model_validate_json(round_.secure),
+        travelling=tuple(_list_travelling(connection, run, number - 1)),
     )
+
+
+def _list_travelling(connection: Reading, run: str, number: int) -> Iterator[TravellingFacts]:
+    """As round ``number`` left them; a later one that counts started from them."""
+    statement = (
+        sa.select(travelling.c.model, travelling.c.client, travelling.c.earned)
+        .join(rounds, are_of_one_attempt(rounds, travelling))
+        .where(
+            travelling.c.run == run,
+            travelling.c.round == number,
+            rounds.c.status == RoundStatus.COMPLETED,
+        )
+        .order_by(travelling.c.number)
+    )
+    return (TravellingFacts(*row) for row in connection.select(statement))
 
 
 def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:
@@ -142,6 +166,8 @@ def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:
         discrepancy=discrepancies.get(index),
         start_loss=row.start_loss,
         end_loss=row.end_loss,
+        start_model=row.start_model,
+        start_number=row.start_number,
     )
 
 

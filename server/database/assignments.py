@@ -85,7 +85,7 @@ _TRAIN = (
         participants.c.attempt,
         participants.c.index,
         participants.c.relative_size,
-        rounds.c.start_model.label("model"),
+        sa.func.coalesce(participants.c.start_model, rounds.c.start_model).label("model"),
         rounds.c.start_broadcast.label("broadcast"),
         rounds.c.deadline_at,
         runs.c.revision,

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from server.database.session import Reading
-from server.database.tables import blobs, installation, participants, rounds, runs
+from server.database.tables import (
+    are_of_one_attempt,
+    blobs,
+    installation,
+    participants,
+    rounds,
+    runs,
+    travelling,
+)
 from shared.schemas import RoundStatus
 
 __all__ = ["StoredRound", "StoredRun", "StoredUpdate", "list_recorded", "list_runs", "read_id"]
@@ -27,7 +35,9 @@ class StoredUpdate:
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """A completed round; of one that is ``secure`` nobody's weight is known."""
+    """A completed round; of one that is ``secure`` nobody's weight is known. ``averaged``: the next one
+    starts from its model.
+    """
 
     round: int
     attempt: int
@@ -38,6 +48,7 @@ class StoredRound:
     broadcast: str | None
     private: str | None
     secure: bool
+    averaged: bool
     updates: tuple[StoredUpdate, ...]
 
 
@@ -47,6 +58,9 @@ class StoredRun:
     initial_model: str
     completed_rounds: int
     rounds: tuple[StoredRound, ...]
+
+
+_TRAVELS = sa.select(travelling.c.run).where(are_of_one_attempt(travelling, rounds)).exists()
 
 
 def read_id(connection: Reading) -> str | None:
@@ -88,6 +102,7 @@ def _list_rounds(connection: Reading, run: str) -> Iterator[StoredRound]:
         *(rounds.c.round, rounds.c.attempt, rounds.c.start_model, rounds.c.start_broadcast),
         *(rounds.c.start_private, rounds.c.model, rounds.c.broadcast, rounds.c.private),
         rounds.c.secure.is_not(None).label("secure"),
+        sa.not_(_TRAVELS).label("averaged"),
     )
     is_completed = (rounds.c.status == RoundStatus.COMPLETED, rounds.c.round > 0)  # 0 makes no model
     completed = sa.select(*columns).where(rounds.c.run == run, *is_completed)

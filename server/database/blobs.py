@@ -20,8 +20,9 @@ from server.database.tables import (
     rounds,
     runs,
     shadows,
+    travelling,
 )
-from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus
+from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
 
 __all__ = [
     "WantedUpdate",
@@ -111,9 +112,38 @@ _UNSCORED_SHADOWS = (
 )
 
 
+_ended = [status for status in RunStatus if status.is_terminal]
+_KEPT_TRAVELLING = (
+    sa.select(travelling.c.model)
+    .distinct()
+    .select_from(
+        travelling.join(rounds)
+        .join(runs, runs.c.run == rounds.c.run)
+        .join(
+            enrolments,
+            sa.and_(enrolments.c.run == travelling.c.run, enrolments.c.index == travelling.c.client),
+        )
+        .join(clients, clients.c.client == enrolments.c.client)
+    )
+    .where(
+        rounds.c.status == RoundStatus.COMPLETED,
+        sa.or_(
+            # what the next round starts from
+            sa.and_(rounds.c.round == runs.c.completed_rounds, runs.c.status.not_in(_ended)),
+            # what a replay of the next round does
+            sa.and_(
+                sa.or_(_KEEP.is_(None), rounds.c.round + 1 > runs.c.completed_rounds - _KEEP),
+                clients.c.erased_at.is_(None),
+                sa.select(blobs.c.digest).where(blobs.c.digest == travelling.c.model).exists(),
+            ),
+        ),
+    )
+)
+
+
 def list_referenced(connection: Reading) -> set[str]:
-    """Every blob that a row names, except updates older than their run's ``keep_updates`` and the models of
-    shadows that all evaluators have scored.
+    """Every blob that a row names, except updates and travelling models older than their run's
+    ``keep_updates`` and the models of shadows that all evaluators have scored.
 
     All others may be collected.
     """
@@ -128,6 +158,7 @@ def list_referenced(connection: Reading) -> set[str]:
         rounds.c.private,
     )
     referenced = set(connection.select(_KEPT_UPDATES).scalars())
+    referenced |= set(connection.select(_KEPT_TRAVELLING).scalars())
     referenced |= set(connection.select(_UNSCORED_SHADOWS).scalars())
     for column in columns:
         found = connection.select(sa.select(column).distinct().where(column.is_not(None)))
@@ -145,6 +176,9 @@ def sum_bytes(connection: Reading) -> tuple[dict[str, int], int]:
         ),
         sa.select(participants.c.run, participants.c.update.label("digest")).where(
             participants.c.update.in_(_KEPT_UPDATES)
+        ),
+        sa.select(travelling.c.run, travelling.c.model.label("digest")).where(
+            travelling.c.model.in_(_KEPT_TRAVELLING)
         ),
         sa.select(shadows.c.run, shadows.c.model.label("digest")).where(
             shadows.c.model.in_(_UNSCORED_SHADOWS)
@@ -186,14 +220,29 @@ _READABLE = sa.union_all(
             (runs, "initial_model"),
             (shadows, "model"),
         )
+    ),
+    # one travelling model to the one client that goes on from it, while its round is open
+    sa.select(participants.c.client)
+    .join(rounds, are_of_one_attempt(rounds, participants))
+    .join(
+        enrolments,
+        sa.and_(enrolments.c.run == participants.c.run, enrolments.c.client == participants.c.client),
     )
+    .where(
+        participants.c.start_model == sa.bindparam("of_digest", type_=sa.String),
+        participants.c.client == sa.bindparam("of_client", type_=sa.String),
+        participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
+        rounds.c.status == RoundStatus.COLLECTING,
+        enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_admitted]),
+    ),
 ).subquery("readable")
 
 
 def is_readable(connection: Reading, client: str, digest: str) -> bool:
     """Whether a client may download it: models and broadcasts of runs to which it is admitted.
 
-    Never an update, which is another client's, nor the coordinator's private state.
+    Never an update, which is another client's, nor the coordinator's private state; but for the one
+    travelling model that it is to go on from.
     """
     parameters = {"of_client": client, "of_digest": digest}
     return connection.select(sa.select(_READABLE).limit(1), parameters).first() is not None

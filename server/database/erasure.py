@@ -16,6 +16,7 @@ from server.database.events import add_events
 from server.database.join_tokens import ERASED
 from server.database.session import Reading, Writing
 from server.database.tables import (
+    are_of_one_attempt,
     clients,
     deletions,
     enrolments,
@@ -26,9 +27,10 @@ from server.database.tables import (
     participants,
     rounds,
     runs,
+    travelling,
 )
 from shared.problems import NotFound
-from shared.schemas import ParticipantStatus, RoundStatus
+from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
 __all__ = ["OpenUpdate", "erase", "list_open_updates"]
 
@@ -63,7 +65,9 @@ class OpenUpdate:
 
 
 def list_open_updates(connection: Reading, client: str) -> list[OpenUpdate]:
-    """What has to end before the client can be erased."""
+    """What has to end before the client can be erased: open rounds, and models that travel since the last
+    average, for which rounds of it count.
+    """
     statement = (
         sa.select(participants.c.run, participants.c.round)
         .join(rounds)
@@ -74,7 +78,24 @@ def list_open_updates(connection: Reading, client: str) -> list[OpenUpdate]:
         )
         .order_by(participants.c.run)
     )
-    return [OpenUpdate(*row) for row in connection.select(statement)]
+    travels = sa.select(travelling.c.run).where(are_of_one_attempt(travelling, rounds)).exists()
+    averaged = sa.select(sa.func.coalesce(sa.func.max(rounds.c.round), 0)).where(
+        rounds.c.run == runs.c.run, rounds.c.status == RoundStatus.COMPLETED, ~travels
+    )
+    counted = (
+        sa.select(participants.c.run, sa.func.max(participants.c.round))
+        .join(runs, runs.c.run == participants.c.run)
+        .where(
+            participants.c.client == client,
+            participants.c.status == ParticipantStatus.AGGREGATED,
+            participants.c.round <= runs.c.completed_rounds,
+            participants.c.round > averaged.correlate(runs).scalar_subquery(),
+            runs.c.status.not_in([status for status in RunStatus if status.is_terminal]),
+        )
+        .group_by(participants.c.run)
+        .order_by(participants.c.run)
+    )
+    return [OpenUpdate(*row) for found in (statement, counted) for row in connection.select(found)]
 
 
 def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> str | None:

@@ -159,9 +159,17 @@ def scored_model(connection: Reading, run: str, number: int) -> str | None:
     return found
 
 
-def find_start_model(connection: Reading, run: str, number: int, attempt: int) -> str | None:
-    chosen = (rounds.c.run == run, rounds.c.round == number, rounds.c.attempt == attempt)
-    found: str | None = connection.select(sa.select(rounds.c.start_model).where(*chosen)).scalar()
+def find_start_model(
+    connection: Reading, run: str, number: int, attempt: int, client: str | None = None
+) -> str | None:
+    """What the attempt starts from; of a client, what it starts from if that is not the same."""
+    of_client = participants.alias("of_client")
+    statement = (
+        sa.select(sa.func.coalesce(of_client.c.start_model, rounds.c.start_model))
+        .outerjoin(of_client, sa.and_(are_of_one_attempt(rounds, of_client), of_client.c.client == client))
+        .where(rounds.c.run == run, rounds.c.round == number, rounds.c.attempt == attempt)
+    )
+    found: str | None = connection.select(statement).scalar()
     return found
 
 

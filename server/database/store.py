@@ -568,13 +568,17 @@ class Store:
         """Whether the client may download it: models and broadcasts of runs to which it is admitted."""
         return self._read(blobs.is_readable, client, digest)
 
-    def start_model(self, run: str, round: int, attempt: int) -> str | None:
-        """Digest of the model that the attempt starts from; None if there is no such attempt."""
+    def start_model(self, run: str, round: int, attempt: int, client: str | None = None) -> str | None:
+        """Digest of the model that the attempt starts from; None if there is no such attempt.
+
+        With ``client``: what this client starts from, where models travel.
+        """
         known = self._find_known(run)
         current = None if known is None else known.run.round
-        if known and current is not None and (current.number, current.attempt) == (round, attempt):
+        is_current = current is not None and (current.number, current.attempt) == (round, attempt)
+        if known and is_current and (client is None or known.config.average_every == 1):
             return known.start_model
-        return self._read(rounds.find_start_model, run, round, attempt)
+        return self._read(rounds.find_start_model, run, round, attempt, client)
 
     def receipt(self, run: str, round: int, client: str) -> Receipt:
         """Of the client's newest update to the round; NotFound if there is none."""

@@ -32,6 +32,7 @@ __all__ = [
     "runs",
     "sessions",
     "shadows",
+    "travelling",
     "users",
 ]
 
@@ -301,6 +302,10 @@ participants = sa.Table(
     _column("share", sa.Double, null=True, comment="in the model, under the run's aggregation rule"),
     _column("details", Json, null=True),
     _column("answered", sa.String(20), null=True, comment="the step of a secure sum that it answered last"),
+    # what it starts from, where models travel
+    _column("start_model", Sha256, null=True, comment="if it is not the round's: a travelling model"),
+    _column("start_number", sa.BigInteger, null=True, comment="its number among the models that travel"),
+    _column("started_from", sa.BigInteger, null=True, comment="index of who had trained it last"),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),
@@ -320,6 +325,22 @@ shadows = sa.Table(
     _column("weights", Json, comment="by client index"),
     _column("reason", Words, null=True, comment="why there is no model"),
     _column("seconds", sa.Double, comment="how long making it took"),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
+    ),
+)
+
+travelling = sa.Table(
+    "travelling",
+    metadata,
+    # as the round left them; those of an average are none
+    _column("run", Slug, primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True),
+    _column("attempt", sa.BigInteger, primary_key=True),
+    _column("number", sa.BigInteger, primary_key=True),
+    _column("model", Sha256, index=True),
+    _column("client", sa.BigInteger, comment="index of who trained it last"),
+    _column("earned", sa.Double, comment="what it counts at the average so far"),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),

@@ -271,6 +271,7 @@ class LedgerLine:
     """A row of the ledger, its bars in per cent of the longest, and its weight in words.
 
     ``ratio``: how many times larger its update would be if it had not been packed; None: it was not.
+    ``begun_with``: whose model it went on from, where models travel.
     """
 
     row: LedgerRow
@@ -281,6 +282,7 @@ class LedgerLine:
     sentence: str
     outlier: str | None
     ratio: float | None
+    begun_with: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +316,7 @@ class RoundPage(Page):
     cap: str | None
     rule: str
     measures: str | None
+    travels: str | None
     outlier_rule: str
     lines: Sequence[LedgerLine]
     shadows: Sequence[ShadowLine]

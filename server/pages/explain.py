@@ -34,6 +34,7 @@ __all__ = [
     "scores_sum",
     "sentence",
     "step_sentence",
+    "travelling_sentence",
     "weighting_name",
 ]
 
@@ -168,6 +169,20 @@ def _calibrating_sentence(options: Calibration) -> str:
         f"{amount(options.virtual_features)} a class on average and more of the more frequent ones, and "
         f"trains the classifier on them for {epochs}. All else of the model stays as it is, bit for bit. "
         "Weights and losses below are of what was measured; no model is averaged by them."
+    )
+
+
+def travelling_sentence(config: RunConfig, round: int) -> str | None:
+    """What becomes of the models of a round, in a run that does not average in every one; otherwise None."""
+    if config.average_every == 1 or round < 1:
+        return None
+    if config.averages(round):
+        return "An average: what this round's model is, all clients start from next."
+    following = round + config.average_every - round % config.average_every
+    return (
+        "No average yet: each model goes on to another client as it is, until round "
+        f"{following}. This round's model is what they would average to, and only scored. A weight below "
+        "adds to what the model that the client trained will count."
     )
 
 

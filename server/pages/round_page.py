@@ -17,6 +17,7 @@ from server.pages.explain import (
     rule_words,
     sentence,
     step_sentence,
+    travelling_sentence,
     weighting_name,
 )
 from server.pages.reader import Reader, stream_of
@@ -63,6 +64,7 @@ def round_page(
         cap=cap_words(shown.ledger, run.config.max_weight),
         rule=rule_words(run.config.aggregation),
         measures=measuring_sentence(run.config, number),
+        travels=travelling_sentence(run.config, number),
         outlier_rule=outliers.RULE,
         lines=tuple(_line(row, shown, run, longest, found.get(row.index)) for row in shown.ledger),
         shadows=shadow_lines(run, shown),
@@ -73,6 +75,14 @@ def round_page(
         previous=number - 1 if number > _first(run) else None,
         next=number + 1 if number < _last(run) else None,
     )
+
+
+def _name_start(row: LedgerRow, run: RunView) -> str:
+    """Whose model the client went on from, where models travel."""
+    if row.started_from is None:
+        return "the average"
+    names = (each.client for each in run.enrolments if each.index == row.started_from)
+    return f"the model of {next(names, f'client #{row.started_from}')}"
 
 
 def _first(run: RunView) -> int:
@@ -96,4 +106,5 @@ def _line(row: LedgerRow, round: RoundView, run: RunView, longest: float, outlie
         sentence=sentence(row, round.ledger, weighting),
         outlier=outlier,
         ratio=run.find_ratio(row.bytes),
+        begun_with=_name_start(row, run),
     )

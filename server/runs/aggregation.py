@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.database.aggregations import AggregationInput, Update
-from server.database.step.facts import AggregationFacts, ShadowFacts
+from server.database.step.facts import AggregationFacts, ShadowFacts, TravellingFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
@@ -29,6 +29,7 @@ from shared.aggregation.round_end import (
     unmask_totals,
 )
 from shared.aggregation.shadows import Shadow, ShadowMaker
+from shared.aggregation.travelling import TravellingModel, close_travelling_round
 from shared.algorithms.base import UpdateInfo
 from shared.problems import IllegalTransition, StorageUnavailable
 from shared.schemas import SumTotals, TensorKind
@@ -39,7 +40,7 @@ from shared.wire import Written
 if TYPE_CHECKING:
     from shared.aggregation import RunningSum
 
-__all__ = ["Aggregation", "close_stored"]
+__all__ = ["Aggregation", "StoredEnd", "close_stored"]
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ class Aggregation:
         with self.blobs.workspace() as folder, ExitStack() as held:
             path = self._holder(held)
             begun = self.early.take(run, number, attempt) if self.early is not None else ()
-            result = close_stored(given, intact, path, folder, moves=self.moves, begun=begun)
+            end = close_stored(given, intact, path, folder, moves=self.moves, begun=begun)
+            result = end.result
             shadows = self._make_shadows(given, result, path, folder)
-            facts = self._facts(result, shadows)
+            facts = self._facts(given, end, shadows)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
         self._pause_for_drill()
@@ -116,12 +118,13 @@ class Aggregation:
 
     def _check_start(self, given: AggregationInput) -> None:
         """Without what the round starts from there is no round: it waits, however long that takes."""
-        start = {
-            "model": given.start_model,
-            "broadcast state": given.start_broadcast,
-            "server state": given.start_private,
-        }
-        for what, digest in start.items():
+        start = [
+            ("model", given.start_model),
+            ("broadcast state", given.start_broadcast),
+            ("server state", given.start_private),
+            *(("travelling model", model.model) for model in given.travelling),
+        ]
+        for what, digest in start:
             if digest is not None and (fault := self.faults.find(digest)) is not None:
                 raise StorageUnavailable(
                     f"the {what} that the round starts from, {digest}, {fault}",
@@ -185,18 +188,24 @@ class Aggregation:
             made.append(_TimedShadow(shadow, time.perf_counter() - began))
         return made
 
-    def _facts(self, result: RoundResult, shadows: Sequence[_TimedShadow]) -> AggregationFacts:
+    def _facts(
+        self, given: AggregationInput, end: StoredEnd, shadows: Sequence[_TimedShadow]
+    ) -> AggregationFacts:
         """A round without weight made nothing and keeps the old model; its ledger says why."""
-        made = result.files
+        result, made = end.result, end.result.files
         files = (made.model, made.scored, made.broadcast, made.private) if made else (None,) * 4
+        if end.travelling:  # nobody starts from their average, so the server's state does not move on
+            files = (*files[:2], None, None)
         model, scored, broadcast, private = map(_digest, files)
+        written = [travelled.written for travelled in end.travelling]
         return AggregationFacts(
             model=model,
             scored=scored,
             broadcast=broadcast,
             private=private,
             ledger=result.rows,
-            blobs=self._adopt([*files, *(timed.shadow.scored for timed in shadows)]),
+            travelling=tuple(end.list_travelling(given)),
+            blobs=self._adopt([*files, *written, *(timed.shadow.scored for timed in shadows)]),
             memory=result.memory,
             adjustment=result.adjustment,
             sums=_number_sums(result),
@@ -214,6 +223,20 @@ class Aggregation:
         return sizes
 
 
+@dataclass(frozen=True)
+class StoredEnd:
+    """A round's end; ``travelling`` are the models that go on, by number, if it does not average."""
+
+    result: RoundResult
+    travelling: tuple[TravellingModel, ...] = ()
+
+    def list_travelling(self, given: AggregationInput) -> Iterator[TravellingFacts]:
+        """Those that rested are the files they were."""
+        for number, model in enumerate(self.travelling):
+            digest = given.travelling[number].model if model.written is None else model.written.digest
+            yield TravellingFacts(digest, model.client, model.earned)
+
+
 def close_stored(
     given: AggregationInput,
     updates: Sequence[Update],
@@ -222,7 +245,7 @@ def close_stored(
     *,
     moves: Moves | None = None,
     begun: Sequence[RunningSum] = (),
-) -> RoundResult:
+) -> StoredEnd:
     """The round's end from stored rows and files; ``path`` finds a blob. For its replay, too.
 
     ``moves``: what was measured at the uploads, which is not measured again. ``begun``: what was summed
@@ -231,7 +254,7 @@ def close_stored(
     started = _find_start(given, path)
     if given.secure is not None:
         paths = [path(update.digest) for update in updates]
-        return close_masked_round(
+        masked = close_masked_round(
             given.config,
             given.manifest,
             started,
@@ -241,21 +264,52 @@ def close_stored(
             folder,
             number=given.round,
         )
+        return StoredEnd(masked)
     parameters = [spec for spec in given.manifest if spec.kind is TensorKind.PARAMETER]
     arrived = [
         Arrived(
             UpdateInfo(update.index, update.examples, update.relative_size, update.steps),
             path(update.digest),
             _known(update),
-            None if moves is None else moves.find(given.start_model, update.digest, parameters),
+            None
+            if moves is None
+            else moves.find(update.start_model or given.start_model, update.digest, parameters),
             update.digest,
+            None if update.start_model is None else path(update.start_model),
         )
         for update in updates
     ]
     everyone = _list_contributions(given)
-    return close_round(
-        given.config, given.manifest, started, arrived, everyone, folder, number=given.round, begun=begun
+    if given.config.average_every > 1:
+        return _close_travelling(given, started, arrived, updates, everyone, path, folder)
+    return StoredEnd(
+        close_round(
+            given.config, given.manifest, started, arrived, everyone, folder, number=given.round, begun=begun
+        )
     )
+
+
+def _close_travelling(
+    given: AggregationInput,
+    start: Start,
+    arrived: Sequence[Arrived],
+    updates: Sequence[Update],
+    everyone: Sequence[Contribution],
+    path: Callable[[str], Path],
+    folder: Path,
+) -> StoredEnd:
+    end = close_travelling_round(
+        given.config,
+        given.manifest,
+        start,
+        arrived,
+        {update.index: update.start_number for update in updates},
+        [TravellingModel(path(model.model), model.client, model.earned) for model in given.travelling],
+        everyone,
+        folder,
+        number=given.round,
+    )
+    return StoredEnd(end.result, () if given.config.averages(given.round) else end.models)
 
 
 def _find_start(given: AggregationInput, path: Callable[[str], Path]) -> Start:

@@ -179,7 +179,11 @@ def _gives_away(client: str, summed: Sequence[str]) -> bool:
 
 
 def _own_row(row: LedgerRow, hidden: bool) -> LedgerRow:
-    return row.model_copy(update={**dict.fromkeys(_SHARES), "details": {}}) if hidden else row
+    """Whose model it went on from, where models travel, is not told either."""
+    left_out: dict[str, Any] = {**dict.fromkeys(_SHARES), "details": {}} if hidden else {}
+    if row.started_from is not None:
+        left_out["started_from"] = None
+    return row.model_copy(update=left_out) if left_out else row
 
 
 def _mean_loss(rows: Sequence[LedgerRow]) -> float | None:

@@ -115,4 +115,10 @@ class Control:
                 "round, and only the newest: the run cannot go back",
                 hint="Create a run that starts from the round's model (feddisco run create --weights).",
             )
+        if not config.averages(number):
+            raise IllegalTransition(
+                f"run {run!r} averages in every round that {config.average_every} divides, and after round "
+                f"{number} clients went on from each other's models, which are not kept for ever",
+                hint=f"Go back to round {number - number % config.average_every}.",
+            )
         self.runner.commit(run, RewindRequested(number, reason), actor=actor)

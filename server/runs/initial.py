@@ -13,6 +13,7 @@ from shared.metric_names import check_metrics
 from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration, NotFound
 from shared.schemas import InitialBlob, TensorSpec
+from shared.travelling_checks import check_travelling
 from shared.weightings import load_weighting
 from shared.weightings.base import Need
 
@@ -42,12 +43,12 @@ def make_initial(
 
     algorithm = load_algorithm(config.algorithm)  # before a model is built
     check_features(config, algorithm)
+    check_travelling(config, algorithm)
     check_private(config, algorithm)
     check_optimizer(config, algorithm)
     config.local.in_round(1, config.rounds)  # a schedule of one's own runs here, too
     found = _build(config, blobs) if uploaded is None else _check_uploaded(config, uploaded, blobs)
     _check_needs(config)
-    _check_averages(config)
     _check_shadows(config)
     _check_target(config, found.classes)
     check_calibration(config, found.manifest, found.classes)
@@ -156,15 +157,6 @@ def _check_needs(config: RunConfig) -> None:
         raise InvalidConfiguration(
             f"weighting.target: global needs {_NOT_HERE[Need.COUNTS]}",
             hint="Add `secure: {}`: then the sites' label counts are summed, and only the sum is known.",
-        )
-
-
-def _check_averages(config: RunConfig) -> None:
-    if config.average_every > 1:
-        raise InvalidConfiguration(
-            f"average_every: {config.average_every} hands one site's model on to another, unaveraged; here "
-            "a site's model reaches the coordinator and nobody else",
-            hint="Leave it out; feddisco simulate runs it.",
         )
 
 

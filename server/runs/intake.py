@@ -198,7 +198,7 @@ class Intake:
         """Whether the update may move the model as far as it does: an absurd one would spoil it for all."""
         from shared.aggregation.figures import find_excess
 
-        start = self.store.start_model(offer.run, offer.round, offer.report.attempt)
+        start = self.store.start_model(offer.run, offer.round, offer.report.attempt, offer.client)
         if start is None or self.faults.find(start) is not None:
             return  # no such attempt, as is said next; or a lost or damaged model, for which its round waits
         try:

@@ -108,7 +108,8 @@ def _check_run(run: StoredRun, recorded: dict[str, int]) -> Iterator[Fault]:
         if (round.start_model, round.start_broadcast, round.start_private) != start:
             yield Fault("ledger", subject, "does not start from the result of the round before")
         yield from (Fault("ledger", subject, fault) for fault in _check_ledger(round, recorded))
-        start = (round.model, round.broadcast, round.private)
+        if round.averaged:
+            start = (round.model, round.broadcast, round.private)
 
 
 def _check_ledger(round: StoredRound, recorded: dict[str, int]) -> Iterator[str]:

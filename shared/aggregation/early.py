@@ -70,9 +70,12 @@ def expect_sums(
 
 
 def _is_known_beforehand(config: RunConfig, algorithm: Algorithm[Any], number: int) -> bool:
-    """Not where steps, losses or the updates themselves have a say in what they count, or come packed."""
+    """Not where steps, losses or the updates themselves have a say in what they count, or come packed; nor
+    where it is travelling models that are averaged.
+    """
     return (
         config.secure is None
+        and config.average_every == 1
         and config.compression is None
         and isinstance(config.aggregation, MeanRule)
         and load_weighting(config.weighting).needs <= KNOWN_BEFOREHAND

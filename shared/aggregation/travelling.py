@@ -22,17 +22,22 @@ from shared.schemas import TensorSpec
 from shared.travelling import add_up, find_shares
 from shared.weightings import Contribution, LedgerEntry
 from shared.weightings.base import UNCHANGED, Weighed, make_entry
+from shared.wire import Written
 
 __all__ = ["TravellingModel", "TravellingRound", "close_travelling_round"]
 
 
 @dataclass(frozen=True)
 class TravellingModel:
-    """``client`` is the index of who trained it last, ``earned`` what it counts (``shared.travelling``)."""
+    """``client`` is the index of who trained it last, ``earned`` what it counts (``shared.travelling``).
+
+    ``written``: the file, if this round made it.
+    """
 
     path: Path
     client: int
     earned: float
+    written: Written | None = None
 
 
 @dataclass(frozen=True)
@@ -130,4 +135,4 @@ def _complete(
             for spec in manifest
         }
         written = wire.write(path, {wire.MODEL: tensors})
-    return replace(model, path=written.path)
+    return replace(model, path=written.path, written=written)

@@ -104,6 +104,23 @@ def trains(system: Deployment, run: str, number: int, client: str) -> bool:
     return row is not None and row.status is not ParticipantStatus.INVITED
 
 
+@pytest.mark.slow
+def test_models_travel_while_a_worker_and_coordinators_are_killed(system: Deployment, tmp_path: Path) -> None:
+    """In a round between two averages: the worker as it trains what another has trained, and then all of the
+    coordinator; where the round is drawn and dealt already, that is what everybody goes on with.
+    """
+    config = run_config("travels", **(KILLED | {"algorithm": "fedavgm", "average_every": 3, "rounds": 5}))
+    system.create(config)
+    victim = "site-1"
+    caught = next((n for n in (2, 4, 5) if kill_in_round(system, "travels", n, victim)), None)
+    assert caught is not None, "the worker always had uploaded already when it was looked at"
+    for name in list(system.urls):
+        system.kill(name)
+        system.start_coordinator(name)
+    system.start_again(victim)
+    assert system.digest("travels") == simulated(config, tmp_path)
+
+
 # ---------------------------------------------------------------- every algorithm, every weighting
 
 
@@ -115,7 +132,8 @@ CALIBRATED: dict[str, dict[str, Any]] = {
     "calibrated-feddyn": {"algorithm": "feddyn"},
     "calibrated-top-k": {"compression": "top-k"},
 }
-KINDS = (*available(), GENTLE_START, *WEIGHTINGS, *PACKED, *CALIBRATED)
+TRAVELLING = "travelling"
+KINDS = (*available(), GENTLE_START, *WEIGHTINGS, *PACKED, *CALIBRATED, TRAVELLING)
 # so that three rounds train, measure, and train with what was measured
 PARAMETERS = {"fedfm": {"start": 1}}
 
@@ -127,6 +145,8 @@ def config_of(kind: str) -> RunConfig:
         return run_config(kind, calibration={"epochs": 2}, **CALIBRATED[kind])
     if kind in PACKED:  # what a client keeps of its update waits until it is drawn again
         return run_config(f"packed-{kind}", compression=kind, clients_per_round=2, rounds=4)
+    if kind == TRAVELLING:  # ends between two averages; other clients are drawn, and a server has momentum
+        return run_config(TRAVELLING, algorithm="fedavgm", average_every=3, clients_per_round=2, rounds=5)
     if kind in WEIGHTINGS:
         return run_config(f"weighted-{kind}", weighting={"kind": kind}, clients_per_round=2, rounds=4)
     return run_config(f"with-{kind}", algorithm={"name": kind, "parameters": PARAMETERS.get(kind, {})})

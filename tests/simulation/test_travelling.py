@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,8 +86,8 @@ def skip_alone(config: RunConfig, draws: Sequence[Sequence[int]], beta: float) -
     found = []
     for number, drawn in enumerate(draws, 1):
         if nets:
-            generator = torch.Generator().manual_seed(derive(config.seed, "scatter", number))
-            order = torch.randperm(len(nets), generator=generator).tolist()
+            generator = random.Random(derive(config.seed, "scatter", number))
+            order = generator.sample(range(len(nets)), len(nets))
         else:
             nets = [copy.deepcopy(average) for _ in drawn]
             seen, order = [0] * len(nets), list(range(len(nets)))
@@ -273,6 +274,7 @@ def test_a_model_stays_where_its_client_sent_nothing_that_counts(tmp_path: Path)
         ({"compression": "int8"}, "a packed update"),
         ({"shadow": ["uniform"]}, "a shadow"),
         ({"distillation": {}}, "distillation gives the average"),
+        ({"calibration": {}}, "calibration measures one model"),
         ({"weighting": {"kind": "qfedavg"}}, "weighting qfedavg looks at the loss of the received model"),
         ({"weighting": {"kind": "fedawa"}}, "weighting fedawa looks at updates of one model"),
         ({"weighting": {"kind": "fedlaw"}}, "weighting fedlaw looks at models that began from one"),

@@ -224,6 +224,7 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any], Fault]] = {
     "disclosure": ("none", {"weighting": {"kind": "disco"}}, Fault(FaultCode.NOTHING_TOLD)),
     "metrics": ("[kl]", {"weighting": L1}, Fault(FaultCode.OTHER_METRIC)),
     "targets": ("[uniform]", {"weighting": HALVES}, Fault(FaultCode.TARGET_NOT_ALLOWED)),
+    "models_handed_on": ("false", {"average_every": 2}, Fault(FaultCode.MODELS_HANDED_ON)),
     "features": ("nothing", {"algorithm": "fedfm"}, Fault(FaultCode.FEATURES_NOT_TOLD)),
     "features of a calibration": (
         "means",

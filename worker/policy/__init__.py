@@ -135,6 +135,12 @@ class Policy(Frozen):
         "`means` of features (`fedfm`), or `covariances` too (`calibration`). Both give away the label "
         "counts, and traces of examples.",
     )
+    models_handed_on: _Switch = Field(
+        False,
+        description="Take part also in runs that do not average in every round (`average_every`): in the "
+        "rounds between, what this site trained is handed on to one other site as it is, and this site goes "
+        "on from what another has trained.",
+    )
     most_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = Field(
         None,
         description="What the examples here may lose to training in all runs together, as epsilon of "
@@ -184,6 +190,7 @@ DEALT = Policy(
     fewest_trainers=1,
     disclosure="exact",
     features="covariances",
+    models_handed_on=True,
     tell_epsilon=True,
 )
 """For data that the run's partition deals: nobody's secret."""

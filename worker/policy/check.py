@@ -99,6 +99,9 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
         yield from _find_training_refusals(config, policy)
         yield from _find_disclosure_refusals(view, policy, dealt)
         yield from _find_features_refusals(config, policy)
+        if config.average_every > 1 and not policy.models_handed_on:
+            asked = f"average_every: {config.average_every}"
+            yield _Refusal("models_handed_on", asked, Fault(FaultCode.MODELS_HANDED_ON))
 
 
 def _list_parts(config: RunConfig) -> list[str]:

@@ -22,6 +22,7 @@ __all__ = [
     "Facts",
     "FailureFacts",
     "ShadowFacts",
+    "TravellingFacts",
     "UpdateFacts",
 ]
 
@@ -74,12 +75,22 @@ class ShadowFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TravellingFacts:
+    """A model that travels on: its digest, the index of who trained it last, what it counts so far."""
+
+    model: str
+    client: int
+    earned: float
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFacts:
     """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
 
     ``model`` and ``scored`` are None for a weightless round, which keeps the old model. ``memory`` is what
     the run's weighting keeps for the next round, ``adjustment`` what it did to the model. ``sums``
-    are all that is known of a secure round, in place of a ledger.
+    are all that is known of a secure round, in place of a ledger. ``travelling`` are the models that go on,
+    by number, after a round that does not average: then nobody starts from its ``model``.
     """
 
     model: str | None
@@ -92,6 +103,7 @@ class AggregationFacts:
     adjustment: Adjustment = UNCHANGED
     sums: Mapping[str, float] = field(default_factory=dict)
     shadows: tuple[ShadowFacts, ...] = ()
+    travelling: tuple[TravellingFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _apply(change: Change) -> Snapshot | None:
         if is_same:
             updates[change.client] = facts.digest
     if isinstance(facts, AggregationFacts) and run.completed_rounds != before.run.completed_rounds:
-        start_model = facts.model
+        start_model = start_model if facts.travelling else facts.model
     return replace(
         before,
         run=run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,21 @@ import sqlalchemy as sa
 
 from server.database.session import Reading, Statement
 from server.database.step.change import Change
-from server.database.step.facts import AggregationFacts, DiscrepancyFacts, UpdateFacts
-from server.database.tables import Words, evaluations, participants, rounds, shadows
+from server.database.step.facts import AggregationFacts, DiscrepancyFacts, TravellingFacts, UpdateFacts
+from server.database.tables import (
+    Words,
+    are_of_one_attempt,
+    evaluations,
+    participants,
+    rounds,
+    shadows,
+    travelling,
+)
 from server.lifecycle.events import RewindRequested, UpdateReceived
 from server.lifecycle.state import Participant, Round
 from server.lifecycle.views import relative_sizes
 from shared.schemas import ParticipantStatus, RoundStatus
+from shared.travelling import deal_models
 
 if TYPE_CHECKING:
     from shared.weightings import LedgerEntry
@@ -74,7 +84,8 @@ def round_statements(connection: Reading, change: Change) -> list[Statement]:
         if before is not None and (before.number, before.attempt) == (after.number, after.attempt):
             statements += _update_round(change, before, after)
         else:
-            statements += _insert_round(change, after, _newest_result(connection, change))
+            start = _newest_result(connection, change)
+            statements += _insert_round(change, after, start, _read_travelling(connection, change))
     return statements
 
 
@@ -106,6 +117,8 @@ def _update_round(change: Change, before: Round, after: Round) -> list[Statement
             statements.append((_LEDGER_ROW, rows))
         if change.facts.shadows and after.status is RoundStatus.COMPLETED:
             statements.append((shadows.insert(), _shadow_rows(change, after, change.facts)))
+        if change.facts.travelling and after.status is RoundStatus.COMPLETED:
+            statements.append((travelling.insert(), _travelling_rows(change, after, change.facts)))
         if after.secure is not None:  # nobody's weight is known, but whose updates are in the sum
             statements.append((_INCLUDED, key))
     return statements
@@ -118,6 +131,11 @@ def _shadow_rows(change: Change, round: Round, facts: AggregationFacts) -> list[
         key | asdict(shadow) | {"weights": {str(index): p for index, p in shadow.weights.items()}}
         for shadow in facts.shadows
     ]
+
+
+def _travelling_rows(change: Change, round: Round, facts: AggregationFacts) -> list[dict[str, Any]]:
+    key = {"run": change.run, "round": round.number, "attempt": round.attempt}
+    return [key | {"number": at} | asdict(model) for at, model in enumerate(facts.travelling)]
 
 
 def _round_values(change: Change, before: Round, after: Round) -> dict[str, Any]:
@@ -217,6 +235,8 @@ _NEWEST_RESULT = (
         rounds.c.status == RoundStatus.COMPLETED,
         rounds.c.round > 0,
         rounds.c.round <= sa.bindparam("completed", type_=sa.BigInteger),
+        # where models travel on, nobody starts from their average
+        ~sa.select(travelling.c.run).where(are_of_one_attempt(travelling, rounds)).exists(),
     )
     .order_by(rounds.c.round.desc())
     .limit(1)
@@ -225,10 +245,10 @@ _Result = dict[str, Any]  # the columns of a round that say what it starts from
 
 
 def _newest_result(connection: Reading, change: Change) -> _Result:
-    """What a new attempt starts from: the newest completed round, or the initial model."""
+    """What a new attempt starts from: the newest completed round that averaged, or the initial model."""
     facts = change.facts
     completed = change.decision.run.completed_rounds != change.before.run.completed_rounds
-    if completed and isinstance(facts, AggregationFacts):  # by this very change
+    if completed and isinstance(facts, AggregationFacts) and not facts.travelling:  # by this very change
         return _start(facts.model, facts.broadcast, facts.private, dict(facts.memory) or None)
     found = {"of_run": change.run, "completed": change.decision.run.completed_rounds}
     row = connection.select(_NEWEST_RESULT, found).one_or_none()
@@ -246,7 +266,53 @@ def _start(
     }
 
 
-def _insert_round(change: Change, opened: Round, start: _Result) -> list[Statement]:
+_TRAVELLING = (
+    sa.select(travelling.c.model, travelling.c.client, travelling.c.earned)
+    .join(rounds, are_of_one_attempt(rounds, travelling))
+    .where(
+        travelling.c.run == _OF_RUN,
+        travelling.c.round == sa.bindparam("completed", type_=sa.BigInteger),
+        rounds.c.status == RoundStatus.COMPLETED,
+    )
+    .order_by(travelling.c.number)
+)
+
+
+def _read_travelling(connection: Reading, change: Change) -> tuple[TravellingFacts, ...]:
+    """The models that travel now, by number; none in a run that averages in every round."""
+    if change.before.config.average_every == 1:
+        return ()
+    facts = change.facts
+    completed = change.decision.run.completed_rounds
+    if completed != change.before.run.completed_rounds and isinstance(facts, AggregationFacts):
+        return facts.travelling
+    rows = connection.select(_TRAVELLING, {"of_run": change.run, "completed": completed})
+    return tuple(TravellingFacts(*row) for row in rows)
+
+
+def _deal(change: Change, opened: Round, models: Sequence[TravellingFacts]) -> dict[int, dict[str, Any]]:
+    """By client index, what the columns say of the model that it starts from."""
+    if not models:
+        return {}
+    indexes = sorted(p.index for p in opened.participants)
+    dealt = deal_models(change.decision.run.policy.seed, opened.number, len(models), len(indexes))
+    return {
+        index: {
+            "start_model": models[number].model,
+            "start_number": number,
+            "started_from": models[number].client,
+        }
+        for index, number in zip(indexes, dealt, strict=True)
+        if number is not None
+    }
+
+
+_FROM_THE_AVERAGE = {"start_model": None, "start_number": None, "started_from": None}
+
+
+def _insert_round(
+    change: Change, opened: Round, start: _Result, models: Sequence[TravellingFacts]
+) -> list[Statement]:
     key = {"run": change.run, "round": opened.number, "attempt": opened.attempt}
     row = key | {
         "status": opened.status,
@@ -259,8 +325,10 @@ def _insert_round(change: Change, opened: Round, start: _Result) -> list[Stateme
     }
     sizes = relative_sizes(change.decision.run)
     examples = {e.client: e.examples for e in change.decision.run.enrolments}
+    dealt = _deal(change, opened, models)
     invited = [
         key
+        | dealt.get(p.index, _FROM_THE_AVERAGE)
         | {
             "client": p.client,
             "index": p.index,

@@ -29,6 +29,7 @@ from server.database.tables import (
     rounds,
     runs,
     shadows,
+    travelling,
 )
 from server.lifecycle.events import TimePassed
 from shared.config import RunConfig
@@ -620,6 +621,35 @@ def test_participants_of_schema_0017_have_told_no_epsilon(empty_database_url: st
     downgrade(empty_database_url, "0017")
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT client, loss FROM participants")).all() == [("north", 0.5)]
+    engine.dispose()
+
+
+def test_rounds_of_before_schema_0019_have_no_travelling_models(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0018")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+    key = {"run": "demo", "round": 1, "attempt": 1}
+    with engine.begin() as connection:
+        insert_run(connection, "demo", "running")
+        values = {"client": "north", "token_hash": "0" * 64, "version": "0.1", "registered_at": at}
+        connection.execute(clients.insert().values(**values))
+        opened = {"opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64}
+        connection.execute(rounds.insert().values(**key, **opened, status=RoundStatus.COLLECTING))
+        row = {"client": "north", "index": 0, "status": ParticipantStatus.UPLOADED, "loss": 0.5}
+        connection.execute(participants.insert().values(**key, **row, examples=5, relative_size=1.0))
+    upgrade(empty_database_url, "0019")
+    with engine.begin() as connection:
+        columns = (participants.c.loss, participants.c.start_model, participants.c.start_number)
+        found = connection.execute(sa.select(*columns, participants.c.started_from)).all()
+        assert found == [(0.5, None, None, None)]
+        connection.execute(participants.update().values(start_model="1" * 64, start_number=0, started_from=0))
+        model = {"number": 0, "model": "1" * 64, "client": 0, "earned": 5.0}
+        connection.execute(travelling.insert().values(**key, **model))
+        connection.execute(rounds.delete())
+        assert connection.execute(sa.select(travelling)).all() == [], "they go with their round"
+    downgrade(empty_database_url, "0018")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT run FROM runs")).all() == [("demo",)]
     engine.dispose()
 
 

@@ -97,7 +97,7 @@ def close(at: Coordinator, name: str = "demo") -> str | None:
 def close_anew(at: Coordinator, folder: Path, name: str = "demo") -> str:
     """The same from the stored rows and files alone."""
     given = at.store.aggregation_input(name, 1, 1)
-    files = close_stored(given, given.updates, at.blobs.path, folder).files
+    files = close_stored(given, given.updates, at.blobs.path, folder).result.files
     assert files is not None
     return files.model.digest
 
@@ -140,9 +140,9 @@ def test_scaffold_sums_both_of_its_groups_early(at: Coordinator, tmp_path: Path)
     assert [(one.group, len(one.terms)) for one in held.sums] == [("model", 3), ("control_delta", 3)]
     given = at.store.aggregation_input("demo", 1, 1)
     begun = at.runner.early.take("demo", 1, 1)
-    early = close_stored(given, given.updates, at.blobs.path, tmp_path, begun=begun).files
+    early = close_stored(given, given.updates, at.blobs.path, tmp_path, begun=begun).result.files
     assert [len(one.terms) for one in begun] == [4, 4], "both were gone on with"
-    anew = close_stored(given, given.updates, at.blobs.path, tmp_path).files
+    anew = close_stored(given, given.updates, at.blobs.path, tmp_path).result.files
     assert early is not None
     assert anew is not None
     assert (early.model.digest, early.broadcast) == (anew.model.digest, anew.broadcast)
@@ -201,7 +201,7 @@ def test_a_sum_of_other_files_is_not_used(at: Coordinator, tmp_path: Path) -> No
     for client in "bcd":
         upload(at, client)
     given = at.store.aggregation_input("demo", 1, 1)
-    files = close_stored(given, given.updates, at.blobs.path, tmp_path, begun=begun).files
+    files = close_stored(given, given.updates, at.blobs.path, tmp_path, begun=begun).result.files
     assert files is not None
     assert files.model.digest == close_anew(at, tmp_path)
     assert len(begun[0].terms) == 1

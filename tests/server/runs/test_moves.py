@@ -58,5 +58,5 @@ def test_the_ledger_is_that_of_a_process_which_remembers_nothing(database_url: s
         told = store.round_view("demo", 1, 1).ledger
     assert len(told) == 3
     assert [(row.norm, row.largest_entry, row.cosine) for row in told] == [
-        (row.norm, row.largest_entry, row.cosine) for row in again.rows
+        (row.norm, row.largest_entry, row.cosine) for row in again.result.rows
     ]
