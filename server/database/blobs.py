@@ -231,8 +231,11 @@ _READABLE = sa.union_all(
     .where(
         participants.c.start_model == sa.bindparam("of_digest", type_=sa.String),
         participants.c.client == sa.bindparam("of_client", type_=sa.String),
-        participants.c.status.in_([status for status in ParticipantStatus if status.is_awaited]),
-        rounds.c.status == RoundStatus.COLLECTING,
+        # also of an update that is asked for again, since its file was lost here
+        participants.c.status.in_(
+            [status for status in ParticipantStatus if status.is_awaited or status.has_uploaded]
+        ),
+        rounds.c.status.in_([status for status in RoundStatus if status.is_open]),
         enrolments.c.status.in_([status for status in EnrolmentStatus if status.is_admitted]),
     ),
 ).subquery("readable")

@@ -178,6 +178,8 @@ def travelling_sentence(config: RunConfig, round: int) -> str | None:
         return None
     if config.averages(round):
         return "An average: what this round's model is, all clients start from next."
+    if round == config.rounds:
+        return "The run ends between two averages: its model is what the models of its clients average to."
     following = round + config.average_every - round % config.average_every
     return (
         "No average yet: each model goes on to another client as it is, until round "
