@@ -131,6 +131,11 @@ def _follow(running: Deployment) -> tuple[list[RoundView], Sample, Sample]:
         time.sleep(0.05 if first is None else 1.0)  # to read the run costs the coordinator, too
 
 
+def find_p90(seconds: Sequence[float]) -> float:
+    """The 90th percentile; of one measurement that one."""
+    return statistics.quantiles(seconds, n=10)[-1] if len(seconds) > 1 else seconds[0]
+
+
 def _result(
     views: list[RoundView],
     first: Sample,
@@ -147,7 +152,7 @@ def _result(
     return {
         "benchmark": "round overhead, large" if large else "round overhead",
         "seconds_a_round": round(statistics.median(seconds), 4),
-        "seconds_a_round_p90": round(statistics.quantiles(seconds, n=10)[-1], 4),
+        "seconds_a_round_p90": round(find_p90(seconds), 4),
         "rounds": len(ends),
         "workers": workers,
         "parameters": parameters,

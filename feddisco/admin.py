@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from feddisco.settings import ConsoleSettings
 from feddisco.settings import load as load_settings
@@ -79,14 +79,16 @@ ROUNDS_A_PAGE = 100
 
 DEMO = Path(__file__).with_name("demo.yaml")
 LOOKED_HERE = "Say where it is by --url or FEDDISCO_URL; without them it is looked for there."
-_ROUNDS = TypeAdapter(list[RoundView])
-_RUNS = TypeAdapter(list[RunSummary])
-_CLIENTS = TypeAdapter(list[ClientView])
-_DELETIONS = TypeAdapter(list[Deletion])
-_EVENTS = TypeAdapter(list[EventView])
-_EVALUATIONS = TypeAdapter(list[EvaluationView])
-_JOIN_TOKENS = TypeAdapter(list[JoinTokenView])
-_USERS = TypeAdapter(list[UserView])
+LATER = ConfigDict(defer_build=True)
+"""Most commands need one of these."""
+_ROUNDS = TypeAdapter(list[RoundView], config=LATER)
+_RUNS = TypeAdapter(list[RunSummary], config=LATER)
+_CLIENTS = TypeAdapter(list[ClientView], config=LATER)
+_DELETIONS = TypeAdapter(list[Deletion], config=LATER)
+_EVENTS = TypeAdapter(list[EventView], config=LATER)
+_EVALUATIONS = TypeAdapter(list[EvaluationView], config=LATER)
+_JOIN_TOKENS = TypeAdapter(list[JoinTokenView], config=LATER)
+_USERS = TypeAdapter(list[UserView], config=LATER)
 
 
 class AdminClient(CoordinatorClient):

@@ -6,18 +6,20 @@ import enum
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 __all__ = ["add_flags", "format_default"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def add_flags(settings: type[BaseSettings], *names: str) -> Callable[[Command], Command]:
+def add_flags(settings: type[BaseModel], *names: str) -> Callable[[Command], Command]:
     """Give a command one flag for each field of ``settings`` (or only for ``names``), as ``**flags``.
 
     Flags carry text (bool fields are switches); ``settings`` parses them, as it parses variables. A flag

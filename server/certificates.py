@@ -16,16 +16,13 @@ from urllib.parse import urlsplit
 from server.settings import Settings
 from shared.addresses import is_loopback
 from shared.files import PRIVATE, replace_file
-from shared.fingerprints import fingerprint_of
+from shared.fingerprints import SELF_SIGNED_FILE, fingerprint_of
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["SELF_SIGNED_FILE", "Entrance", "find_entrance", "make_self_signed", "with_certificate"]
-
-SELF_SIGNED_FILE = "self-signed.pem"
-"""In the data folder: private key and certificate in one file, so that they cannot come apart."""
+__all__ = ["Entrance", "find_entrance", "make_self_signed", "with_certificate"]
 
 YEARS = 10
 LONGEST_NAME = 64

@@ -6,7 +6,17 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["fingerprint_of", "format_fingerprint", "identity_fingerprint", "parse_fingerprint"]
+__all__ = [
+    "SELF_SIGNED_FILE",
+    "fingerprint_of",
+    "format_fingerprint",
+    "identity_fingerprint",
+    "parse_fingerprint",
+]
+
+SELF_SIGNED_FILE = "self-signed.pem"
+"""In the data folder of a coordinator that made its own certificate: private key and certificate in one file,
+so that they cannot come apart."""
 
 
 def fingerprint_of(der: bytes) -> str:

@@ -10,14 +10,19 @@ the model by itself.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from shared.frozen import Frozen
+from shared.lazy import LazyModule
 from shared.problems import InvalidRequest
 from shared.weightings.base import Vector
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = [
     "MEAN",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from shared.config import RunConfig, describe_faults
-from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 from shared.texts import find_unstorable
 
@@ -20,6 +18,8 @@ def read_config(text: str, where: str, **changes: Any) -> RunConfig:
 
     Raises :class:`InvalidConfiguration` that names each field and the value received.
     """
+    from shared.documents import parse_yaml  # and with it PyYAML, which few commands need
+
     document = parse_yaml(text, where)
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{where} is not a mapping of fields to values.")
@@ -42,5 +42,7 @@ def write_config(config: RunConfig) -> str:
     >>> write_config(RunConfig(name="demo", rounds=5))
     'name: demo\\nrounds: 5\\n'
     """
+    import yaml
+
     document = config.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)

@@ -61,8 +61,7 @@ Step = Literal["advertise", "share", "upload", "agree", "unmask"]
 class Body(BaseModel):
     """What comes in: frozen, no extra fields, finite numbers."""
 
-    # built at once: FastAPI's adapters warn of their own making when they are built later
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +72,17 @@ class Body(BaseModel):
                 "text", "{place}: holds a NUL character or half of a surrogate pair", {"place": place}
             )
         return document
+
+
+def build_bodies(kind: type[Body] = Body) -> None:
+    """Build the validators of all bodies now, and adapters of them from now on at once.
+
+    FastAPI's adapters warn of their own making when they are built later.
+    """
+    for each in kind.__subclasses__():
+        each.model_config["defer_build"] = False
+        each.model_rebuild()
+        build_bodies(each)
 
 
 class View(BaseModel):

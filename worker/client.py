@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
 import httpx
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from shared import problems
 from shared.addresses import is_loopback
@@ -54,8 +54,8 @@ __all__ = ["CoordinatorClient", "Record", "load_trust"]
 
 _CHUNK = 1 << 20
 _QUICK = httpx.Timeout(10.0, read=30.0)
-_ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment)
-_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
+_ASSIGNMENT: TypeAdapter[Assignment] = TypeAdapter(Assignment, config=ConfigDict(defer_build=True))
+_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary], config=ConfigDict(defer_build=True))
 _NO_CONTENT = 204
 _TOKEN = re.compile(r"[!-~]+")
 

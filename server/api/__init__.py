@@ -2,6 +2,10 @@
 
 from fastapi import APIRouter
 
+from shared.schemas import build_bodies
+
+build_bodies()  # before any router is made of them
+
 
 def api_routers() -> tuple[APIRouter, ...]:
     """Every router below ``/api/v1``, in the order of the documentation."""

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shared.lazy import LazyModule
 from shared.problems import InvalidConfiguration, ModelDiverged
 from shared.secure.faults import AttemptAbandoned
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float64]
+    RingVector = NDArray[np.unsignedinteger[Any]]
+else:
+    np = LazyModule("numpy")
+    Vector = Any
+    RingVector = Any
 
 __all__ = [
     "LIMBS",
@@ -26,8 +35,6 @@ __all__ = [
 ]
 
 Bits = Literal[32, 64]
-Vector = NDArray[np.float64]
-RingVector = NDArray[np.unsignedinteger[Any]]
 
 SMALLEST_SUM = 3
 """The sum of two tells each of them the other's numbers."""

@@ -10,15 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from shared.frozen import Frozen
+from shared.lazy import LazyModule
 from shared.problems import InvalidConfiguration
 from shared.vocabulary import AnyMetric
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float64]
+else:
+    np = LazyModule("numpy")
+    Vector = Any
 
 __all__ = [
     "UNCHANGED",
@@ -48,7 +56,6 @@ __all__ = [
     "softmax",
 ]
 
-Vector = NDArray[np.float64]
 Target = Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...]
 AskedTarget = Target | Literal["global"]
 """As a run names it; ``global`` is the distribution of all trainers' labels together."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from shared.lazy import LazyModule
 from shared.problems import InvalidRequest, WeightlessRound
 from shared.vocabulary import AnyMetric
 from shared.weightings.base import (
@@ -33,6 +32,12 @@ from shared.weightings.base import (
     make_shares,
     sizes_of,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["DiscoWeighting", "weights"]
 

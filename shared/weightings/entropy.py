@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
+from shared.lazy import LazyModule
 from shared.weightings.base import (
     Discrepancy,
     Need,
@@ -16,6 +16,11 @@ from shared.weightings.base import (
     make_rows,
     make_shares,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["EntropyWeighting"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
+from shared.lazy import LazyModule
 from shared.weightings.base import (
     Adam,
     Need,
@@ -19,6 +19,11 @@ from shared.weightings.base import (
     multiply,
     softmax,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["FedAwaWeighting"]
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
+from shared.lazy import LazyModule
 from shared.weightings.base import Need, Vector, Weighed, Weighting, WeightingRound, make_rows, make_shares
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["FedDgGaWeighting"]
 

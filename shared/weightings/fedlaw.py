@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
+from shared.lazy import LazyModule
 from shared.problems import InvalidConfiguration
 from shared.weightings.base import (
     Adam,
@@ -20,6 +20,11 @@ from shared.weightings.base import (
     make_rows,
     softmax,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["FedLawWeighting"]
 

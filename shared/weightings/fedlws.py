@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
+from shared.lazy import LazyModule
 from shared.weightings.base import (
     Adjustment,
     Discrepancy,
@@ -23,6 +23,11 @@ from shared.weightings.disco import DiscoWeighting
 from shared.weightings.entropy import EntropyWeighting
 from shared.weightings.sizes import SizesWeighting
 from shared.weightings.uniform import UniformWeighting
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["FedLwsWeighting"]
 

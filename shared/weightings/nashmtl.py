@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
+from shared.lazy import LazyModule
 from shared.weightings.base import (
     LedgerEntry,
     Need,
@@ -18,6 +17,11 @@ from shared.weightings.base import (
     make_shares,
     multiply,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["NashMtlWeighting", "solve_bargain"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
+from shared.lazy import LazyModule
 from shared.weightings.base import (
     Contribution,
     Totals,
@@ -15,6 +14,11 @@ from shared.weightings.base import (
     make_entry,
     make_shares,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["UniformWeighting"]
 

@@ -11,8 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from shared.lazy import LazyModule
 from shared.problems import (
     MissingTensor,
     NotFinite,
@@ -28,9 +27,12 @@ from shared.schemas import TensorSpec
 from shared.wire.header import DTYPES, MAX_HEADER_BYTES, Entry, Header, Stretch, read_header, shown
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
+else:
+    np = LazyModule("numpy")
 
 __all__ = ["Layout", "validate"]
 

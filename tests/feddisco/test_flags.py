@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from pydantic import Field
+from pydantic import BaseModel, Field
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
@@ -47,7 +47,7 @@ def without_spaces(text: str) -> str:
     ],
 )
 def test_each_flag_has_the_words_and_the_default_of_its_setting(
-    command: str, settings: type[BaseSettings], names: tuple[str, ...]
+    command: str, settings: type[BaseModel], names: tuple[str, ...]
 ) -> None:
     text = help_of(*command.split())
     for name in names:
