@@ -283,7 +283,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
 def _say_ratio(run: RunView, last: RoundView) -> None:
     """How large the round's updates were, if the run has them packed."""
     sizes = [row.bytes for row in last.ledger if row.bytes]
-    ratio = run.find_ratio(sum(sizes) // len(sizes)) if sizes else None
+    ratio = run.find_ratio(last.round, sum(sizes) // len(sizes)) if sizes else None
     if ratio is not None and run.config.compression is not None:
         say(f"Updates by {run.config.compression.label}: {sum(sizes)} bytes, whole {ratio:.1f} times that")
 

@@ -690,9 +690,11 @@ class RunView(RunSummary):
     totals: SumTotals | None = Field(None, description="of a secure run, once enrolment has been summed")
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
 
-    def find_ratio(self, file_bytes: int | None) -> float | None:
-        """How many times larger an update of so many bytes would be if it were sent whole; None: it was."""
-        if self.config.compression is None or not file_bytes:
+    def find_ratio(self, number: int, file_bytes: int | None) -> float | None:
+        """How many times larger an update of round ``number``, of so many bytes, would be if it were sent
+        whole; None: it was.
+        """
+        if self.config.compression is None or self.config.calibrates(number) or not file_bytes:
             return None
         sizes = (math.prod(spec.shape) for spec in self.manifest if spec.kind is TensorKind.PARAMETER)
         return self.config.compression.find_ratio(file_bytes, sizes)

@@ -105,6 +105,6 @@ def _line(row: LedgerRow, round: RoundView, run: RunView, longest: float, outlie
         values=tuple(column.value(row) for column in columns(weighting)),
         sentence=sentence(row, round.ledger, weighting),
         outlier=outlier,
-        ratio=run.find_ratio(row.bytes),
+        ratio=run.find_ratio(round.round, row.bytes),
         begun_with=_name_start(row, run),
     )

@@ -14,7 +14,16 @@ from safetensors.numpy import load, save
 from feddisco.admin import AdminClient
 from feddisco.cards import fetch_card
 from feddisco.replay import replay_round
-from tests.helpers.live_coordinator import ADMIN, Live, ManualClient, file_of, live, settings_for, tensors
+from tests.helpers.live_coordinator import (
+    ADMIN,
+    SHAPES,
+    Live,
+    ManualClient,
+    file_of,
+    live,
+    settings_for,
+    tensors,
+)
 
 CLASSES = ("cat", "dog", "owl", "yak")  # as many as layer.weight has rows, of three features
 CALIBRATION = {"virtual_features": 20, "epochs": 100, "learning_rate": 0.1}
@@ -47,7 +56,7 @@ def deliver(site: ManualClient, update: dict[str, np.ndarray[Any, Any]]) -> http
     return site.upload("demo", 2, save(update), steps=0)
 
 
-def train_first_round(at: Live, **config: Any) -> list[ManualClient]:
+def train_first_round(at: Live, update: bytes = file_of(1.0), **config: Any) -> list[ManualClient]:
     given: dict[str, Any] = {
         "local": {"steps": 3},
         "weighting": {"kind": "sizes"},
@@ -59,7 +68,7 @@ def train_first_round(at: Live, **config: Any) -> list[ManualClient]:
     sites = enrol(at, 10, 30)
     for row in at.admin.get("/runs/demo/rounds/1").json()["ledger"]:
         site = next(site for site in sites if site.name == row["client"])
-        assert site.upload("demo", 1, file_of(1.0)).status_code == 200
+        assert site.upload("demo", 1, update).status_code == 200
     at.wait_for(lambda: at.run()["completed_rounds"] == 1)
     return sites
 
@@ -105,6 +114,23 @@ def test_what_is_told_is_believed_within_bounds(at: Live) -> None:
     nonsense = good | {"class_sums/products": -1e12 * np.ones((4, 3, 3))}
     assert deliver(other, nonsense).status_code == 200, "no covariance, but numbers within the bounds"
     at.wait_for(lambda: at.run()["status"] == "completed")
+
+
+def test_updates_that_come_packed_are_whole_in_the_last_round(
+    at: Live, database_url: str, tmp_path: Path
+) -> None:
+    unmoved = save(
+        {f"int8/{name}": np.zeros(shape, np.int8) for name, shape in SHAPES.items()}
+        | {f"int8-scale/{name}": np.array(0.25, np.float32) for name in SHAPES}
+    )
+    site, other = train_first_round(at, update=unmoved, compression="int8")
+    for each, counts in ((site, [4.0, 6, 0, 0]), (other, [10.0, 0, 19, 1])):
+        each.until("train")
+        assert deliver(each, measured(0.0, counts)).status_code == 200
+    at.wait_for(lambda: at.run()["status"] == "completed")
+    assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 2)[0]
+    pages = [at.http().get(f"{at.url}/runs/demo/rounds/{number}").text for number in (1, 2)]
+    assert [" times that" in page for page in pages] == [True, False]
 
 
 def test_its_rounds_stay_as_many(at: Live) -> None:
