@@ -44,15 +44,11 @@ class Calibration(Frozen):
 
 
 def find_conflict(
-    *, rounds: int, average_every: int, is_secure: bool, is_private: bool, is_mean: bool, stops_early: bool
+    *, rounds: int, is_secure: bool, is_private: bool, is_mean: bool, stops_early: bool
 ) -> str | None:
     """Why a run of these settings cannot have a ``calibration``; None if nothing speaks against it."""
     reasons = {
         "the last round calibrates what the rounds before it train; take 2 rounds or more": rounds < 2,
-        f"measures the model of the round before, which averages only if average_every, {average_every}, "
-        f"goes into its number; take one round more than a multiple of it, not {rounds}": bool(
-            (rounds - 1) % average_every
-        ),
         "sums features by class, which fixed point with one clip for all cannot hold; leave out `secure`, "
         "and sites whose policy allows it tell these sums in clear": is_secure,
         "sums features of the examples, to which no noise is added; leave out `dp`": is_private,

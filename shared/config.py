@@ -538,7 +538,6 @@ class RunConfig(Frozen):
             return
         conflict = calibration.find_conflict(
             rounds=self.rounds,
-            average_every=self.average_every,
             is_secure=self.secure is not None,
             is_private=self.dp is not None,
             is_mean=isinstance(self.aggregation, MeanRule),

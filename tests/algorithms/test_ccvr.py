@@ -347,7 +347,7 @@ def test_only_the_last_round_calibrates() -> None:
         ({"dp": {"epsilon": 1}}, "to which no noise is added"),
         ({"aggregation": {"kind": "median"}}, "which a robust rule does not make"),
         ({"stop_when": {"patience": 2}}, "leave out `stop_when`"),
-        ({"average_every": 3}, "take one round more than a multiple of it, not 5"),
+        ({"average_every": 3}, "calibration measures one model at all clients"),
     ],
 )
 def test_what_a_calibration_cannot_go_with(changes: dict[str, Any], said: str) -> None:
