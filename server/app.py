@@ -37,6 +37,7 @@ from server.removals import FILE as REMOVALS
 from server.removals import Removals
 from server.revocations import FILE as REVOCATIONS
 from server.revocations import Revocations
+from server.runs.answers import AnswerIntake
 from server.runs.assignments import Assignments
 from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
@@ -237,6 +238,16 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             space=space,
             moves=moves,
             telemetry=telemetry,
+            max_bytes=settings.max_update_bytes,
+            clock=clock,
+        ),
+        answers=AnswerIntake(
+            store=store,
+            blobs=blobs,
+            integrity=integrity,
+            faults=faults,
+            runner=runner,
+            space=space,
             max_bytes=settings.max_update_bytes,
             clock=clock,
         ),

@@ -14,6 +14,7 @@ from server.certificates import Entrance
 from server.clock import Clock
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
+from server.runs.answers import AnswerIntake
 from server.runs.assignments import Assignments
 from server.runs.blob_faults import BlobFaults
 from server.runs.control import Control
@@ -73,6 +74,7 @@ class Coordinator:
     layouts: RunLayouts
     scrub: Scrub
     intake: Intake
+    answers: AnswerIntake
     # who asks, who waits, what is counted
     guard: Guard
     sessions: Sessions

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from shared import calibration, privacy
+from shared.assistance import AnyAssistant, Assistant
 from shared.calibration import Calibration
 from shared.compression import Compression
 from shared.distillation import Distillation
@@ -38,6 +39,7 @@ __all__ = [
     "EVERYBODY",
     "AlgorithmChoice",
     "AnyMetric",
+    "Assistant",
     "Calibration",
     "Compression",
     "DiscoWeighting",
@@ -375,6 +377,11 @@ class RunConfig(Frozen):
         description="None: a round's model is the average; otherwise that learns from all clients' models, "
         "on examples that belong to no client",
     )
+    assistant: AnyAssistant | None = Field(
+        None,
+        description="in the service: the evaluator that is sent single updates and does the step of a round "
+        "that needs data. A simulation does that step itself",
+    )
     secure: SecureSums | None = Field(
         None, description="None: updates arrive in clear; otherwise only their sums are known"
     )
@@ -455,6 +462,7 @@ class RunConfig(Frozen):
         self._check_shadows()
         self._check_distillation()
         self._check_travelling()
+        self._check_assistant()
         if self.also and len(self.name) > _LONGEST_WITH_TWIN:
             raise ValueError(
                 f"also: the name of a run with a twin has {_LONGEST_WITH_TWIN} characters at most"
@@ -519,6 +527,28 @@ class RunConfig(Frozen):
         )
         if conflict is not None:
             raise ValueError(f"average_every: {conflict}")
+
+    def _check_assistant(self) -> None:
+        if self.assistant is None:
+            return
+        learns = Need.DATA in self.weighting.needs
+        evaluators = self.participants.evaluators
+        reasons = {
+            "no step of this run needs data, so nobody may be sent single updates": (
+                self.distillation is None and not learns
+            ),
+            "it does one step a round: take distillation, or a weighting that learns on data, not both": (
+                self.distillation is not None and learns
+            ),
+            "it would have to do its step for each shadow, too": bool(self.shadow),
+            f"{self.assistant.client} is not among participants.evaluators": not (
+                self.participants.admits("evaluator", self.assistant.client, None)
+                or any(member.startswith("group:") for member in evaluators)
+            ),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise ValueError(f"assistant: {reason}")
 
     def _check_private(self) -> None:
         if self.dp is None:
@@ -589,6 +619,8 @@ class RunConfig(Frozen):
             "average_every": 1,
             "shadow": (),
             "also": None,
+            "distillation": None,
+            "assistant": None,
         }
         return self.change({"name": f"{self.name}-{self.also}", **plain})
 

@@ -26,6 +26,7 @@ class Doing(StrEnum):
     COUNTING = "counting the classes"
     TRAINING = "training"
     SCORING = "scoring a model"
+    ASSISTING = "working as the run's assistant"
     WORKING = "working on the run"
 
 
@@ -55,6 +56,8 @@ class FaultCode(StrEnum):
     TOO_FEW_IN_SUM = "too-few-in-sum"
     FEATURES_NOT_TOLD = "features-not-told"
     MODELS_HANDED_ON = "models-handed-on"
+    ASSISTANT_NOT_ALLOWED = "assistant-not-allowed"
+    NOT_ASSISTANT = "not-assistant"
     NOT_PRIVATE = "not-private"
     PRIVACY_SPENT = "privacy-spent"
     NO_PRIVACY = "no-privacy"
@@ -146,6 +149,10 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "The site takes part only in runs that average in every round: in this one sites go on from each "
         "other's models (average_every)."
     ),
+    FaultCode.ASSISTANT_NOT_ALLOWED: (
+        "The run sends single updates to an evaluator, its assistant; the site's policy does not allow that."
+    ),
+    FaultCode.NOT_ASSISTANT: "The site's policy does not allow to work as the run's assistant.",
     FaultCode.NOT_PRIVATE: (
         "The site takes part only in runs that train with differential privacy, which this one does not (dp)."
     ),
@@ -227,6 +234,8 @@ LASTING: Final = frozenset(
         FaultCode.TOO_FEW_IN_SUM,
         FaultCode.FEATURES_NOT_TOLD,
         FaultCode.MODELS_HANDED_ON,
+        FaultCode.ASSISTANT_NOT_ALLOWED,
+        FaultCode.NOT_ASSISTANT,
         FaultCode.NOT_PRIVATE,
         FaultCode.PRIVACY_SPENT,
         FaultCode.NO_PRIVACY,

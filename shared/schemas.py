@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from shared.assistance import AssistedWork as AssistedWork
 from shared.config import RunConfig
 from shared.secure.messages import Agreements, Answer, Inbox, Message, Roster, Survivors
 from shared.texts import find_unstorable
@@ -622,6 +623,21 @@ class ShadowView(View):
     reason: str | None = Field(None, description="why there is no model")
 
 
+class AssistanceView(View):
+    """What a run's assistant was asked in a round, and what came of it; ``outcome`` None: it is awaited."""
+
+    work: AssistedWork
+    asked_at: dt.datetime
+    deadline_at: dt.datetime
+    answered_at: dt.datetime | None
+    outcome: Literal["used", "missed"] | None
+    reason: str | None = Field(description="why the round went on without its answer")
+    steps: int | None = None
+    chosen: int | None = None
+    before: float | None = None
+    after: float | None = None
+
+
 class RoundView(View):
     run: str
     round: int
@@ -642,6 +658,7 @@ class RoundView(View):
     sums: Sums | None = Field(None, description="for a client only: what it may know of the others")
     secure: SecureView | None = Field(None, description="None: updates arrive in clear")
     shadows: tuple[ShadowView, ...] = Field((), description="for a client: none")
+    assistance: AssistanceView | None = Field(None, description="for a client: none")
 
 
 class RoundScore(NamedTuple):
@@ -840,6 +857,43 @@ class Evaluate(View):
     )
 
 
+class AssistedUpdate(View):
+    """An update that a run's assistant is to look at; ``share`` is what it counts there."""
+
+    index: int
+    update: Digest
+    share: float
+
+
+class Assist(View):
+    """The step of a round that needs data, for the run's assistant; the round waits for the answer.
+
+    ``model``: what is distilled. ``begin``: what the weighting's learning begins with.
+    """
+
+    kind: Literal["assist"] = "assist"
+    run: str
+    round: int
+    attempt: int
+    work: AssistedWork
+    start: Digest = Field(description="the model that the round started from")
+    model: Digest | None = None
+    updates: tuple[AssistedUpdate, ...]
+    begin: tuple[float, ...] = ()
+    deadline_at: dt.datetime
+    revision: int = Field(0, description="of the run's configuration, which may have been changed")
+
+
+class AssistReport(Body):
+    """The few numbers that come with an assistant's answer, as query parameters of its upload."""
+
+    attempt: int = Field(ge=1, le=2**31)
+    steps: Count = 0
+    chosen: Count = 0
+    before: float | None = Field(None, description="divergence from the ensemble: of the average")
+    after: float | None = Field(None, description="and of the answer")
+
+
 class Finished(View):
     """The run has ended; repeated until the client leaves it (``DELETE /runs/{run}/enrolments/me``)."""
 
@@ -858,7 +912,8 @@ class Wait(View):
 
 
 Assignment = Annotated[
-    Enrol | SubmitDiscrepancy | SecureStep | Train | Evaluate | Finished | Wait, Field(discriminator="kind")
+    Enrol | SubmitDiscrepancy | SecureStep | Train | Assist | Evaluate | Finished | Wait,
+    Field(discriminator="kind"),
 ]
 
 

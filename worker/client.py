@@ -24,6 +24,7 @@ from shared.addresses import is_loopback
 from shared.schemas import (
     LONGEST_TEXT,
     Assignment,
+    AssistReport,
     Credential,
     DeclineRequest,
     DiscrepancySubmission,
@@ -284,6 +285,21 @@ class CoordinatorClient:
         patient = httpx.Timeout(30.0, read=180.0)  # the coordinator checks every value before it answers
         body = self._send_file("PUT", address, path, digest, params=told, timeout=patient)
         return answers.parse(TypeAdapter(Receipt), body, "a receipt")
+
+    def assist(self, run: str, round: int, report: AssistReport, path: Path) -> None:
+        """Send what this site made as the run's assistant; safe to repeat."""
+        told = report.model_dump(mode="json", exclude_none=True)
+        address, digest = f"/runs/{run}/rounds/{round}/assistance", _hash(path).hexdigest()
+        self._record(f"PUT {address}", told | {"answer": digest, "bytes": path.stat().st_size})
+        patient = httpx.Timeout(30.0, read=180.0)
+        found = self._send_file("PUT", address, path, digest, params=told, timeout=patient)
+        if found.status != _NO_CONTENT:
+            raise UnexpectedAnswer(found.status, found.kind)
+
+    def assist_failure(self, run: str, round: int, attempt: int, fault: LocalFault) -> None:
+        """Say that there will be no answer of this site as the run's assistant."""
+        body = Failure(attempt=attempt, code=fault.told.code, reason=self._reason(fault))
+        self._tell_coordinator("POST", f"/runs/{run}/rounds/{round}/assistance/failure", body=body)
 
     # ------------------------------------------------------------ the border
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from shared.faults import LASTING, TRANSIENT, Doing, Fault, FaultCode
 from shared.problems import InvalidConfiguration, NotFound, Problem
 from shared.schemas import (
+    Assist,
     Enrol,
     EnrolmentStatus,
     Evaluate,
@@ -52,7 +53,7 @@ FIRST_DELAY_SECONDS = 0.5
 SHORTEST_POLL_SECONDS = 1.0
 
 Result = TypeVar("Result")
-Work: TypeAlias = Enrol | SubmitDiscrepancy | SecureStep | Train | Evaluate | Finished
+Work: TypeAlias = Enrol | SubmitDiscrepancy | SecureStep | Train | Assist | Evaluate | Finished
 
 
 class Refused(Exception):
@@ -242,15 +243,15 @@ class Worker:
                 self._enrol(self._coordinator.run(assignment.run))
             case Finished():
                 self._finish(assignment)
-            case SubmitDiscrepancy() | SecureStep() | Train() | Evaluate():
+            case SubmitDiscrepancy() | SecureStep() | Train() | Assist() | Evaluate():
                 local = self._get_run(assignment.run)
-                if isinstance(assignment, Train | Evaluate):
+                if isinstance(assignment, Train | Assist | Evaluate):
                     self._look_at_changes(local, assignment.revision)
                 if not self._follow_changed_data(local):
                     self._work_on(assignment, local)
 
     def _work_on(
-        self, assignment: SubmitDiscrepancy | SecureStep | Train | Evaluate, local: LocalRun
+        self, assignment: SubmitDiscrepancy | SecureStep | Train | Assist | Evaluate, local: LocalRun
     ) -> None:
         self._rounds.secure.check_joined(local.view, self._journal.open_run(assignment.run))
         match assignment:
@@ -263,6 +264,8 @@ class Worker:
                 self._rounds.secure.answer(assignment, local, journal)
             case Train():
                 self._rounds.train(assignment, local, self._journal.open_run(assignment.run))
+            case Assist():
+                self._rounds.assisting.answer(assignment, local, self._journal.open_run(assignment.run))
             case Evaluate():
                 self._rounds.evaluate(assignment, local, self._journal.open_run(assignment.run))
 
@@ -275,6 +278,9 @@ class Worker:
             self._rounds.secure.note_joined(local, self._journal.open_run(view.run))
         part = "" if answer.index is None else f" as number {answer.index}"
         self._reporter.say(f"{view.run}: enrolled{part} ({answer.role.value}, {answer.status.value})")
+        assistant = view.config.assistant
+        if assistant is not None and assistant.client != self._client:
+            self._reporter.say(f"{view.run}: its assistant {assistant.client} is sent single updates, too")
 
     # ------------------------------------------------------------ faults of one run
 
@@ -289,7 +295,9 @@ class Worker:
         most = UPLOAD_TRIES if code is FaultCode.UPLOAD_CUT else TRIES
         if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < most):
             raise fault
-        if isinstance(assignment, Train | SecureStep) and code not in LASTING:
+        if isinstance(assignment, Assist):  # the round goes on without it, and the run with its scores
+            self._rounds.assisting.give_up(assignment, fault)
+        elif isinstance(assignment, Train | SecureStep) and code not in LASTING:
             self._rounds.give_up(assignment, fault)
         else:
             self._decline(assignment.run, fault)

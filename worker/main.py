@@ -18,6 +18,7 @@ from shared.secure.keys import identity_of
 from shared.versions import VERSION
 from worker.address import Address, find_address
 from worker.answers import UnexpectedAnswer
+from worker.assisting import Assisting
 from worker.client import CoordinatorClient
 from worker.decoded import remove_unused
 from worker.diagnose import diagnose
@@ -234,7 +235,15 @@ def _make_worker(
         coordinator=coordinator,
         journal=Journal(folder, reporter.say),
         site=site,
-        rounds=RoundWork(coordinator, site, reporter, shutdown, time.perf_counter, secure),
+        rounds=RoundWork(
+            coordinator,
+            site,
+            reporter,
+            shutdown,
+            time.perf_counter,
+            secure,
+            Assisting(coordinator, site, reporter),
+        ),
         backoff=backoff,
         reporter=reporter,
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shared.schemas import Evaluate, Metrics, SecureStep, Train
     from shared.training import LocalResult, TrainProgress
     from shared.training.workbench import ClientTask
+    from worker.assisting import Assisting
     from worker.client import CoordinatorClient
     from worker.journal import FinishedUpdate, KeptState, RunJournal
     from worker.progress import Reporter
@@ -67,6 +68,7 @@ class RoundWork:
     shutdown: Shutdown
     clock: Callable[[], float]  # seconds, monotonic
     secure: SecureWork
+    assisting: Assisting
     sleep: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------ training

@@ -9,7 +9,19 @@ build_bodies()  # before any router is made of them
 
 def api_routers() -> tuple[APIRouter, ...]:
     """Every router below ``/api/v1``, in the order of the documentation."""
-    from server.api import audit, blobs, clients, enrolments, events, progress, runs, updates, users, work
+    from server.api import (
+        assistance,
+        audit,
+        blobs,
+        clients,
+        enrolments,
+        events,
+        progress,
+        runs,
+        updates,
+        users,
+        work,
+    )
 
-    modules = (clients, users, runs, enrolments, work, progress, updates, blobs, events, audit)
+    modules = (clients, users, runs, enrolments, work, progress, updates, assistance, blobs, events, audit)
     return tuple(module.router for module in modules)

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.assistances import StoredAssistance, find_assistance, is_gone
 from server.database.configs import Configs
 from server.database.session import Reading
 from server.database.step.facts import TravellingFacts
@@ -60,6 +61,8 @@ class AggregationInput:
 
     ``updates`` and ``trainers`` are in index order; ``trainers`` are all N enrolled at the opening.
     ``travelling`` are the models that travelled then, by number.
+    ``assistance`` is what the run's assistant was asked, if it was already; ``assistant_gone`` why it will
+    not answer any more, if so.
     """
 
     run: str
@@ -75,6 +78,8 @@ class AggregationInput:
     trainers: tuple[Trainer, ...]
     secure: Coordinator | None = None
     travelling: tuple[TravellingFacts, ...] = ()
+    assistance: StoredAssistance | None = None
+    assistant_gone: str | None = None
 
     @property
     def clients(self) -> int:
@@ -121,11 +126,12 @@ def read_input(
     found = sa.select(participants).filter_by(**key).where(participants.c.status.in_(_ACCEPTED))
     arrived = connection.select(found.order_by(participants.c.index))
     discrepancies = {trainer.index: trainer.discrepancy for trainer in trainers}
+    config = configs.of(connection, run)
     return AggregationInput(
         run=run,
         round=number,
         attempt=attempt,
-        config=configs.of(connection, run),
+        config=config,
         manifest=tuple(TensorSpec.model_validate(spec) for spec in manifest),
         start_model=round_.start_model,
         start_broadcast=round_.start_broadcast,
@@ -135,6 +141,8 @@ def read_input(
         trainers=trainers,
         secure=None if round_.secure is None else Coordinator.model_validate_json(round_.secure),
         travelling=tuple(_list_travelling(connection, run, number - 1)),
+        assistance=find_assistance(connection, (run, number, attempt)) if config.assistant else None,
+        assistant_gone=is_gone(connection, run, config),
     )
 
 

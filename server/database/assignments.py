@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from server.database.assistances import find_next
 from server.database.clients import read_grants
 from server.database.configs import Configs
 from server.database.join_tokens import ClientGrant
@@ -30,6 +31,7 @@ from server.lifecycle.views import reason_for_clients, waiting_for
 from shared.config import Participants
 from shared.schemas import (
     Assignment,
+    Assist,
     Enrol,
     EnrolmentStatus,
     Evaluate,
@@ -186,8 +188,8 @@ def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Co
 
     True: also to send again an update whose stored file is missing or damaged.
 
-    In this order: train; submit a discrepancy; evaluate (oldest round first); enrol; hear that a run has
-    ended. Within each, the oldest run first.
+    In this order: train; submit a discrepancy; assist; evaluate (oldest round first); enrol; hear that a run
+    has ended. Within each, the oldest run first.
     """
     training = _find_training(connection, asked, configs)
     known: dict[str, list[Any]] = {client: [] for client in asked}
@@ -204,6 +206,7 @@ def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Co
         present = [row for row in rows if row.status.is_present]
         other = (
             _discrepancy(connection, present, configs)
+            or _assistance(connection, client, present, configs)
             or _evaluation(connection, client, present, configs)
             or invited.get(client)
             or _finished(connection, present, configs)
@@ -296,6 +299,16 @@ def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> Submit
             asked = configs.of(connection, row.run, row.revision).weighting.discrepancy
             if asked is not None:
                 return SubmitDiscrepancy(run=row.run, metric=asked.metric, target=asked.resolve(None))
+    return None
+
+
+def _assistance(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Assist | None:
+    for row in enrolled:
+        if row.role is Role.EVALUATOR and row.status is EnrolmentStatus.READY:
+            assistant = configs.of(connection, row.run, row.revision).assistant
+            is_it = assistant is not None and assistant.client == client
+            if is_it and (found := find_next(connection, row.run)) is not None:
+                return found
     return None
 
 

@@ -12,6 +12,7 @@ from server.database.events import add_events
 from server.database.session import Reading, Writing
 from server.database.tables import (
     are_of_one_attempt,
+    assistances,
     blobs,
     clients,
     enrolments,
@@ -139,6 +140,21 @@ _KEPT_TRAVELLING = (
         ),
     )
 )
+_ASSISTED = sa.union(
+    *(
+        sa.select(column)
+        .join(rounds, are_of_one_attempt(rounds, assistances))
+        .where(column.is_not(None), rounds.c.status.in_([*statuses]))
+        for column, statuses in (
+            (assistances.c.model, [status for status in RoundStatus if status.is_open]),
+            (
+                assistances.c.answer,
+                [s for s in RoundStatus if s.is_open or s is RoundStatus.COMPLETED],
+            ),
+        )
+    )
+)
+"""What an assistant distils, while it does, and all answers of which a round was made: for its replay."""
 
 
 def list_referenced(connection: Reading) -> set[str]:
@@ -160,6 +176,7 @@ def list_referenced(connection: Reading) -> set[str]:
     referenced = set(connection.select(_KEPT_UPDATES).scalars())
     referenced |= set(connection.select(_KEPT_TRAVELLING).scalars())
     referenced |= set(connection.select(_UNSCORED_SHADOWS).scalars())
+    referenced |= set(connection.select(sa.select(_ASSISTED.subquery())).scalars())
     for column in columns:
         found = connection.select(sa.select(column).distinct().where(column.is_not(None)))
         referenced.update(found.scalars())
@@ -182,6 +199,9 @@ def sum_bytes(connection: Reading) -> tuple[dict[str, int], int]:
         ),
         sa.select(shadows.c.run, shadows.c.model.label("digest")).where(
             shadows.c.model.in_(_UNSCORED_SHADOWS)
+        ),
+        sa.select(assistances.c.run, assistances.c.answer.label("digest")).where(
+            assistances.c.answer.is_not(None)
         ),
     ).subquery("named")
     size = sa.func.coalesce(sa.func.sum(blobs.c.bytes), 0)

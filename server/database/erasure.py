@@ -50,6 +50,7 @@ _TOLD_IN_A_ROUND = (
     "end_loss",
     "epsilon",
 )
+_NAMED_IN_CONFIG = ("participants", "assistant")
 _NAMING = ("participants", "reason")
 """Details of other events that may name it."""
 
@@ -191,7 +192,7 @@ def _rename_in_runs(connection: Writing, its_runs: Sequence[str], replace: Repla
                 connection.execute(table.update().where(one).values(reason=reason))
     named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
     for run, config, revision in connection.select(named).all():
-        changed = config | {"participants": replace(config.get("participants"))}
+        changed = config | {key: replace(config.get(key)) for key in _NAMED_IN_CONFIG if key in config}
         if changed != config:
             values = {"config": changed, "revision": revision + 1}
             connection.execute(runs.update().where(runs.c.run == run).values(values))
@@ -236,7 +237,7 @@ def _rename_in_deletions(connection: Writing, replace: Replace) -> None:
         record["clients"] = [each | {"client": replace(each["client"])} for each in record["clients"]]
         record["reason"] = replace(record["reason"])
         config = record["config"]
-        record["config"] = config | {"participants": replace(config.get("participants"))}
+        record["config"] = config | {key: replace(config[key]) for key in _NAMED_IN_CONFIG if key in config}
         values = {"reason": replace(row.reason), "record": record}
         if values != {"reason": row.reason, "record": row.record}:
             connection.execute(deletions.update().where(deletions.c.id == row.id).values(values))

@@ -39,6 +39,10 @@ KINDS: Final[frozenset[str]] = frozenset(
         "run_deleted",
         "discrepancy_refused",  # out of its range, or by another metric
         "evaluation_received",
+        "assistance_asked",
+        "assistance_received",
+        "assistance_failed",
+        "assistance_missed",  # the round went on without the assistant's answer
         "update_refused",  # an upload that came too late, twice or uninvited
         "update_invalid",  # an upload whose bytes or headers are wrong
         "update_lost",  # an accepted update whose stored file is missing or damaged

@@ -9,12 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from server.database.assistances import make_view
 from server.database.configs import require_run
 from server.database.evaluations import list_evaluations
 from server.database.session import Reading, Writing
-from server.database.tables import are_of_one_attempt, participants, rounds, runs, shadows
+from server.database.tables import are_of_one_attempt, assistances, participants, rounds, runs, shadows
 from shared.problems import NotFound
 from shared.schemas import (
+    AssistanceView,
     EvaluationView,
     LedgerRow,
     ParticipantStatus,
@@ -44,7 +46,7 @@ LAST_ROUND = 2**31 - 1
 
 
 def list_rounds(connection: Reading, run: str, since: int, until: int | None = None) -> list[RoundView]:
-    """Oldest first, every attempt of these rounds; four queries however many there are."""
+    """Oldest first, every attempt of these rounds; five queries however many there are."""
     until = LAST_ROUND if until is None else until
     found: list[Row] = list(
         connection.select(
@@ -65,8 +67,14 @@ def list_rounds(connection: Reading, run: str, since: int, until: int | None = N
     shadowed: dict[tuple[int, int], list[ShadowView]] = defaultdict(list)
     for row in _shadows(connection, shadows.c.run == run, shadows.c.round.between(since, until)):
         shadowed[row.round, row.attempt].append(ShadowView(**row._mapping))
+    asked = {
+        (row.round, row.attempt): make_view(row)
+        for row in _assistances(
+            connection, assistances.c.run == run, assistances.c.round.between(since, until)
+        )
+    }
     return [
-        _round_view(row, ledgers[key], scores[row.round], shadowed[key])
+        _round_view(row, ledgers[key], scores[row.round], shadowed[key], asked.get(key))
         for row in found
         for key in [(row.round, row.attempt)]
     ]
@@ -85,7 +93,13 @@ def read_round(connection: Reading, run: str, number: int, attempt: int | None =
     ledger = [_ledger_row(found) for found in _participants(connection, *key)]
     of_round = (shadows.c.run == run, shadows.c.round == number, shadows.c.attempt == row.attempt)
     shadowed = [ShadowView(**found._mapping) for found in _shadows(connection, *of_round)]
-    return _round_view(row, ledger, list_evaluations(connection, run, number), shadowed)
+    of_attempt = (
+        assistances.c.run == run,
+        assistances.c.round == number,
+        assistances.c.attempt == row.attempt,
+    )
+    asked = next((make_view(found) for found in _assistances(connection, *of_attempt)), None)
+    return _round_view(row, ledger, list_evaluations(connection, run, number), shadowed, asked)
 
 
 def _no_such_round(connection: Reading, run: str, number: int, attempt: int | None) -> NotFound:
@@ -102,14 +116,22 @@ def _shadows(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Iterable[R
     return connection.select(sa.select(shadows).where(*chosen).order_by(shadows.c.name))
 
 
+def _assistances(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Iterable[Row]:
+    return connection.select(sa.select(assistances).where(*chosen))
+
+
 def _round_view(
-    row: Row, ledger: Iterable[LedgerRow], scores: Iterable[EvaluationView], shadowed: Iterable[ShadowView]
+    row: Row,
+    ledger: Iterable[LedgerRow],
+    scores: Iterable[EvaluationView],
+    shadowed: Iterable[ShadowView],
+    assistance: AssistanceView | None,
 ) -> RoundView:
     # a model is evaluated, and only a completed attempt made one
     evaluated = tuple(scores) if row.status is RoundStatus.COMPLETED else ()
     rows = tuple(ledger)
     columns = {**row._mapping, "secure": _secure_view(row, rows)}
-    more = {"sums": None, "shadows": tuple(shadowed)}
+    more = {"sums": None, "shadows": tuple(shadowed), "assistance": assistance}
     return RoundView(**columns | more, ledger=rows, evaluations=evaluated)
 
 

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from server.database import (
     aggregations,
     assignments,
+    assistances,
     audit,
     audit_log,
     blobs,
@@ -59,6 +60,7 @@ from shared.config import RunConfig
 from shared.problems import Conflict, StorageUnavailable
 from shared.schemas import (
     Assignment,
+    Assist,
     ClientView,
     ComparedRun,
     DeletedRun,
@@ -565,8 +567,13 @@ class Store:
         return self._read(assignments.list_away, client)
 
     def blob_readable(self, client: str, digest: str) -> bool:
-        """Whether the client may download it: models and broadcasts of runs to which it is admitted."""
-        return self._read(blobs.is_readable, client, digest)
+        """Whether the client may download it: models and broadcasts of runs to which it is admitted.
+
+        Updates only as an assistant, while it is asked.
+        """
+        if self._read(blobs.is_readable, client, digest):
+            return True
+        return digest in self._read(assistances.list_readable, client)
 
     def start_model(self, run: str, round: int, attempt: int, client: str | None = None) -> str | None:
         """Digest of the model that the attempt starts from; None if there is no such attempt.
@@ -668,6 +675,69 @@ class Store:
     def aggregating(self) -> list[OpenAggregation]:
         """Rounds being aggregated, oldest first, with since when."""
         return self._read(aggregations.list_aggregating)
+
+    # ---------------------------------------------------------------- assistants
+
+    def ask_assistant(
+        self,
+        key: assistances.Key,
+        asked: assistances.Asked,
+        bytes: int,
+        deadline: dt.datetime,
+        now: dt.datetime,
+    ) -> bool:
+        """Whether it is asked now. ``bytes``: of the model that is asked about."""
+        return self._writer.write(
+            lambda connection: assistances.ask(connection, key, asked, bytes, deadline, now)
+        )
+
+    def is_assistant(self, run: str, client: str) -> bool:
+        """Whether it is the evaluator that the run names."""
+
+        def ask(connection: Reading) -> bool:
+            return assistances.is_assistant(connection, run, self._configs.of(connection, run), client)
+
+        return self._read(ask)
+
+    def next_assistance(self, run: str) -> Assist | None:
+        """What the run's assistant is asked now."""
+        return self._read(assistances.find_next, run)
+
+    def add_assistance(
+        self,
+        key: assistances.Key,
+        client: str,
+        digest: str,
+        bytes: int,
+        report: Mapping[str, Any],
+        now: dt.datetime,
+    ) -> bool:
+        """Whether the answer is news. Raises as :func:`server.database.assistances.add_answer`."""
+
+        def work(connection: Writing) -> bool:
+            config = self._configs.of(connection, key[0])
+            return assistances.add_answer(connection, key, config, client, digest, bytes, report, now)
+
+        return self._writer.write(work)
+
+    def add_assistance_fault(
+        self, key: assistances.Key, client: str, fault: str, code: str, now: dt.datetime
+    ) -> bool:
+        """That there will be no answer. Raises as :func:`server.database.assistances.add_answer`."""
+
+        def work(connection: Writing) -> bool:
+            config = self._configs.of(connection, key[0])
+            return assistances.add_fault(connection, key, config, client, fault, code, now)
+
+        return self._writer.write(work)
+
+    def move_assistance_deadlines(
+        self, absence: dt.timedelta, now: dt.datetime, set_at: dt.datetime | None = None
+    ) -> None:
+        """As those of rounds: by time that does not count. ``set_at``: when the clock was set, if it was."""
+        self._writer.write(lambda connection: assistances.move_deadlines(connection, absence, now, set_at))
+
+    # ---------------------------------------------------------------- what a round is made of
 
     def aggregation_input(self, run: str, round: int, attempt: int) -> AggregationInput:
         """All that decides the round's result; NotFound. For replays of completed rounds too."""

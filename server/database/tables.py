@@ -15,6 +15,7 @@ __all__ = [
     "UtcDateTime",
     "Words",
     "are_of_one_attempt",
+    "assistances",
     "audit_log",
     "blobs",
     "clean_text",
@@ -341,6 +342,29 @@ travelling = sa.Table(
     _column("model", Sha256, index=True),
     _column("client", sa.BigInteger, comment="index of who trained it last"),
     _column("earned", sa.Double, comment="what it counts at the average so far"),
+    sa.ForeignKeyConstraint(
+        ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
+    ),
+)
+
+assistances = sa.Table(
+    "assistances",
+    metadata,
+    _column("run", Slug, primary_key=True),
+    _column("round", sa.BigInteger, primary_key=True),
+    _column("attempt", sa.BigInteger, primary_key=True),
+    _column("work", sa.String(20)),
+    _column("updates", Json, comment="what it is to look at: index, digest and share of each update"),
+    _column("begin", Json, comment="the numbers that learning begins with"),
+    _column("model", Sha256, null=True, comment="what is distilled; kept until it is"),
+    _column("asked_at", UtcDateTime),
+    _column("deadline_at", UtcDateTime),
+    _column("answer", Sha256, null=True, index=True, comment="digest of a blob"),
+    _column("report", Json, null=True),
+    _column("fault", Words, null=True, comment="why there will be no answer"),
+    _column("answered_at", UtcDateTime, null=True),
+    _column("outcome", sa.String(20), null=True, comment="used or missed; null: it is awaited"),
+    _column("reason", Words, null=True, comment="why the round went on without it"),
     sa.ForeignKeyConstraint(
         ["run", "round", "attempt"], ["rounds.run", "rounds.round", "rounds.attempt"], ondelete="CASCADE"
     ),

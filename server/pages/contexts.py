@@ -239,6 +239,8 @@ class RunPage(Page):
     summary: str
     weighting: str
     twin: str | None
+    assistant: str | None
+    assistance: str | None
     examples: int | None
     accuracy: Score | None
     loss: Score | None
@@ -317,6 +319,7 @@ class RoundPage(Page):
     rule: str
     measures: str | None
     travels: str | None
+    assistance: str | None
     outlier_rule: str
     lines: Sequence[LedgerLine]
     shadows: Sequence[ShadowLine]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+from server.pages.assistance import assistance_sentence
 from server.pages.charts import bar
 from server.pages.contexts import LedgerLine, RoundPage
 from server.pages.explain import (
@@ -65,6 +66,7 @@ def round_page(
         rule=rule_words(run.config.aggregation),
         measures=measuring_sentence(run.config, number),
         travels=travelling_sentence(run.config, number),
+        assistance=assistance_sentence(run.config, shown),
         outlier_rule=outliers.RULE,
         lines=tuple(_line(row, shown, run, longest, found.get(row.index)) for row in shown.ledger),
         shadows=shadow_lines(run, shown),

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from server.pages.assistance import assistance_sentence, assistant_notice
 from server.pages.charts import LineChart, bar, line_chart
 from server.pages.contexts import (
     CategoryRow,
@@ -89,6 +90,8 @@ def run_page(
         summary=_summary(run),
         weighting=weighting_name(run.config.weighting),
         twin=_find_twin(store, run),
+        assistant=assistant_notice(run.config),
+        assistance=assistance_sentence(run.config, open_round) if open_round else None,
         examples=_count_examples(run),
         accuracy=score(run, evaluations, lambda found: found.accuracy),
         loss=score(run, evaluations, lambda found: found.loss),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.database.aggregations import AggregationInput, Update
-from server.database.step.facts import AggregationFacts, ShadowFacts, TravellingFacts
+from server.database.assistances import Asked
+from server.database.step.facts import AggregationFacts, AssistanceFacts, ShadowFacts, TravellingFacts
 from server.database.store import Store
 from server.lifecycle.events import AggregationFinished
 from server.monitoring.metrics import Telemetry
+from server.runs.assistance import AssistanceAwaited, find_deadline, inputs_from, make_asked, settle
 from server.runs.blob_faults import BlobFaults
 from server.runs.early_sums import EarlySums
 from server.runs.moves import Moves
@@ -77,6 +79,7 @@ class Aggregation:
     telemetry: Telemetry
     patience: float
     hold: float
+    clock: Callable[[], dt.datetime]
     early: EarlySums | None = None
 
     def compute(self, run: str, number: int, attempt: int) -> tuple[AggregationFinished, AggregationFacts]:
@@ -96,17 +99,33 @@ class Aggregation:
                 return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
         with self.blobs.workspace() as folder, ExitStack() as held:
             path = self._holder(held)
+            settled = settle(given, intact, self.clock())
             begun = self.early.take(run, number, attempt) if self.early is not None else ()
-            end = close_stored(given, intact, path, folder, moves=self.moves, begun=begun)
+            end = close_stored(settled, intact, path, folder, moves=self.moves, begun=begun)
             result = end.result
+            if given.assistance is None and (asked := make_asked(given, intact, result)) is not None:
+                self._ask(given, asked, result)
             shadows = self._make_shadows(given, result, path, folder)
-            facts = self._facts(given, end, shadows)
+            facts = self._facts(settled, end, shadows)
         self.telemetry.aggregation_seconds.observe(time.perf_counter() - started)
         self.telemetry.set_ledger(run, _named(intact, result.rows))
         self._pause_for_drill()
         excluded = {**lost, **_excluded(intact, result.rows)}
         event = AggregationFinished(number, attempt, tuple(excluded.items()), result.weightless)
         return event, facts
+
+    def _ask(self, given: AggregationInput, asked: Asked, result: RoundResult) -> None:
+        """Ask the run's assistant. Raises AssistanceAwaited: the round is ended when it has answered."""
+        scored = result.files.scored if result.files is not None else None
+        size = 0
+        if asked.model is not None and scored is not None:
+            size = self._adopt([scored])[asked.model]
+        now, key = self.clock(), (given.run, given.round, given.attempt)
+        deadline = find_deadline(given.config, now)
+        self.store.ask_assistant(key, asked, size, deadline, now)
+        client = given.config.assistant.client if given.config.assistant is not None else ""
+        waits_until = deadline if given.assistant_gone is None else now
+        raise AssistanceAwaited(client, waits_until, is_new=True)
 
     def _holder(self, held: ExitStack) -> Callable[[str], Path]:
         """Finds a blob as a local file, which stays until ``held`` ends."""
@@ -210,6 +229,7 @@ class Aggregation:
             adjustment=result.adjustment,
             sums=_number_sums(result),
             shadows=tuple(timed.facts for timed in shadows),
+            assistance=_assistance_facts(given),
         )
 
     def _adopt(self, files: Iterable[Written | None]) -> dict[str, int]:
@@ -284,9 +304,24 @@ def close_stored(
         return _close_travelling(given, started, arrived, updates, everyone, path, folder)
     return StoredEnd(
         close_round(
-            given.config, given.manifest, started, arrived, everyone, folder, number=given.round, begun=begun
+            given.config,
+            given.manifest,
+            started,
+            arrived,
+            everyone,
+            folder,
+            number=given.round,
+            begun=begun,
+            **inputs_from(given, path),
         )
     )
+
+
+def _assistance_facts(settled: AggregationInput) -> AssistanceFacts | None:
+    found = settled.assistance
+    if found is None:
+        return None
+    return AssistanceFacts(None if found.outcome == "used" else found.fault)
 
 
 def _close_travelling(

@@ -65,6 +65,7 @@ def make_initial(
 def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.tasks import base_of, task_of
+    from shared.training.distillation import check_task
     from shared.training.optimizers import check_local
     from shared.training.private_checks import check_private_model
     from shared.wire.tensors import manifest_of, state_of
@@ -89,6 +90,8 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     check_local(task, config.local)
     model = task.build_model(config.model, config.seed)
     check_private_model(config, model)
+    if config.distillation is not None:
+        check_task(task)
     with blobs.workspace() as folder:
         written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})
         digest = blobs.adopt(written.path, written.digest)
@@ -124,6 +127,7 @@ def _find_classes(config: RunConfig) -> tuple[str, ...]:
 _EXAMPLES = (
     "examples where rounds are aggregated: a coordinator has none, and evaluators are sent no single updates"
 )
+_NAME_ONE = "Name an evaluator that is to be sent them (`assistant: NAME`); feddisco simulate does without."
 _NOT_HERE = {
     Need.COUNTS: "the label counts of every client, of which a site tells a coordinator one number at most",
     Need.DATA: f"labelled {_EXAMPLES}",
@@ -141,17 +145,20 @@ def _check_shadows(config: RunConfig) -> None:
 
 
 def _check_needs(config: RunConfig) -> None:
-    needs = load_weighting(config.weighting).needs
+    weighting = load_weighting(config.weighting)
+    needs = weighting.needs
+    if Need.DATA in needs and config.assistant is not None and weighting.learns:
+        needs -= {Need.DATA}
     for need, what in _NOT_HERE.items():
         if need in needs:
             raise InvalidConfiguration(
                 f"weighting.kind: {config.weighting.kind} needs {what}",
-                hint="feddisco simulate runs it; disco and entropy need one number of each site.",
+                hint=_NAME_ONE
+                if need is Need.DATA and weighting.learns
+                else "feddisco simulate runs it; disco and entropy need one number of each site.",
             )
-    if config.distillation is not None:
-        raise InvalidConfiguration(
-            f"distillation needs {_EXAMPLES}", hint="Take it out; feddisco simulate runs it."
-        )
+    if config.distillation is not None and config.assistant is None:
+        raise InvalidConfiguration(f"distillation needs {_EXAMPLES}", hint=_NAME_ONE)
     asked = config.weighting.discrepancy
     if asked is not None and asked.target == "global" and config.secure is None:
         raise InvalidConfiguration(

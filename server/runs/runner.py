@@ -32,6 +32,7 @@ from server.lifecycle.events import (
     TimePassed,
 )
 from server.monitoring.metrics import Telemetry
+from server.runs.assistance import AssistanceAwaited
 from server.runs.blob_faults import BlobFaults
 from server.runs.early_sums import EarlySums
 from server.runs.moves import Moves
@@ -53,6 +54,7 @@ ACTOR = "coordinator"
 SWEEP_SECONDS = 1.0
 ORPHANED_AFTER_SECONDS = 60.0
 RETRY_SECONDS = 1.0  # the first delay; doubled up to ORPHANED_AFTER_SECONDS
+LOOK_AGAIN_SECONDS = 5.0
 COLLECT_SECONDS = 300.0
 COLLECT_STRAYS_SECONDS = 3600.0
 UNNEEDED_AFTER = dt.timedelta(minutes=10)
@@ -100,6 +102,8 @@ class Runner:
         self._retries: dict[Key, tuple[float, float]] = {}
         # a round that is AGGREGATING and not here: from when on it is no longer left to other processes
         self._orphans: dict[Key, float] | None = None
+        # a round that waits for its assistant: when to look again, by the monotonic clock
+        self._awaiting: dict[Key, float] = {}
         self._closing = False
 
     # ------------------------------------------------------------ on any thread
@@ -199,11 +203,29 @@ class Runner:
     def _finished(self, key: Key, future: asyncio.Future[None]) -> None:
         self._busy.discard(key)
         _, delay = self._retries.pop(key, (0.0, RETRY_SECONDS / 2))
-        if not future.cancelled() and (error := future.exception()) is not None:
+        self._awaiting.pop(key, None)
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, AssistanceAwaited):
+            self._await_assistant(key, error)
+        elif error is not None:
             delay = min(2 * delay, ORPHANED_AFTER_SECONDS)
             self._retries[key] = (self._clock.monotonic() + delay, delay)
             log.error("round %d of %s stays open: %s; tried again in %g s", key[1], key[0], error, delay)
             log.debug("the reason", exc_info=error)
+
+    def _await_assistant(self, key: Key, awaited: AssistanceAwaited) -> None:
+        """Look again when the answer comes, at the deadline, and now and then: another process may get it."""
+        left = (awaited.deadline - self._clock()).total_seconds()
+        self._awaiting[key] = self._clock.monotonic() + min(max(left, 0.0), LOOK_AGAIN_SECONDS)
+        if awaited.is_new:
+            log.info("round %d of %s: %s", key[1], key[0], awaited)
+            self._hub.wake([awaited.client])
+            self._hub.announce(key[0])
+
+    def note_assistance(self, run: str, number: int, attempt: int) -> None:
+        """The assistant has answered, or said that it will not. On any thread."""
+        self._call_soon(self.schedule, run, number, attempt)
+        self.announce(run)
 
     @property
     def delayed(self) -> int:
@@ -275,7 +297,8 @@ class Runner:
         patience = 0.0 if known is None else ORPHANED_AFTER_SECONDS
         self._orphans = {key: (known or {}).get(key, now + patience) for key in map(_key, found)}
         for key, due in self._orphans.items():
-            if now >= self._retries.get(key, (due, 0.0))[0]:
+            later = self._awaiting.get(key)
+            if now >= (self._retries.get(key, (due, 0.0))[0] if later is None else later):
                 self.schedule(*key)
 
     async def _collect(self) -> None:
@@ -343,10 +366,11 @@ class Runner:
                 telemetry=self._telemetry,
                 patience=self._settings.lost_update_seconds,
                 hold=self._settings.hold_aggregation_seconds,
+                clock=self._clock,
                 early=self.early,
             )
             return work.compute(run, number, attempt)
-        except ServiceFault:
+        except (ServiceFault, AssistanceAwaited):
             raise  # nothing is wrong with the round: it stays AGGREGATING, and the sweep finds it again
         except Exception as error:
             # a refusal of ours explains itself

@@ -69,6 +69,7 @@ class TimeKeeper:
         uncounted = find_uncounted(self._note(now), None, now, now)
         for run, _ in self._store.deadlines():
             self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
+        self._store.move_assistance_deadlines(uncounted, now)
 
     def keep(self) -> None:
         """Before deadlines are looked at: see that the clock is right, and note that this process lives."""
@@ -102,3 +103,4 @@ class TimeKeeper:
             if set_at <= since <= self._clock():
                 continue  # it began since, by the clock as it is now
             self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
+        self._store.move_assistance_deadlines(uncounted, self._clock(), set_at)

@@ -108,16 +108,19 @@ def close_round(
     number: int,
     proxy: ProxyExamples | None = None,
     distiller: ModelDistiller | None = None,
+    learned: Sequence[float] | None = None,
     begun: Sequence[RunningSum] = (),
 ) -> RoundResult:
     """Weigh the updates and aggregate them; result files are written into ``folder``.
 
     ``all_clients`` are all trainers enrolled, whether drawn for round ``number`` or not. ``proxy`` is for
-    weightings that need data, ``distiller`` for a run with ``distillation``. ``begun``: see
-    :func:`shared.aggregation.aggregate`.
+    weightings that need data, or ``learned`` what they have learned elsewhere; ``distiller`` is for a run
+    with ``distillation``. ``begun``: see :func:`shared.aggregation.aggregate`.
     """
     arrived = _unpack(config, manifest, start, arrived, folder, number)
-    looked = look_at_updates(config, manifest, start, arrived, all_clients, number=number, proxy=proxy)
+    looked = look_at_updates(
+        config, manifest, start, arrived, all_clients, number=number, proxy=proxy, learned=learned
+    )
     weighed, told = looked.weighed, looked.rows
     if not any(row.weight > 0 for row in weighed.rows):
         return RoundResult(told, None, start.memory, UNCHANGED, explain_weightless(told))
@@ -160,6 +163,7 @@ def look_at_updates(
     *,
     number: int,
     proxy: ProxyExamples | None,
+    learned: Sequence[float] | None = None,
 ) -> LookedAt:
     """What each of a round's whole updates is like, whether it is believed, and what it counts."""
     from shared.aggregation.figures import find_cosines, find_excess
@@ -169,7 +173,15 @@ def look_at_updates(
     beyond = {index: why for index, move in moves.items() if (why := find_excess(move, config.max_norm))}
     believed = tuple(update for update in arrived if update.info.index not in beyond)
     weighed = weigh_updates(
-        config, config.weighting, parameters, start, believed, all_clients, number=number, proxy=proxy
+        config,
+        config.weighting,
+        parameters,
+        start,
+        believed,
+        all_clients,
+        number=number,
+        proxy=proxy,
+        learned=learned,
     )
     from_one = all(update.start is None for update in arrived)
     paths = {update.info.index: update.path for update in believed if moves and from_one}
@@ -209,6 +221,7 @@ def weigh_updates(
     *,
     number: int,
     proxy: ProxyExamples | None,
+    learned: Sequence[float] | None = None,
 ) -> Weighed:
     """What each of the updates counts, with the run's cap on weights."""
     from shared.aggregation import UpdateFile
@@ -228,6 +241,7 @@ def weigh_updates(
         rounds=config.rounds,
         step_length=local.learning_rate / (1 - local.momentum),
         memory=start.memory,
+        learned=learned,
         **_look_at(weighting.needs, start.model, files, parameters, proxy),
     )
     weighed = weigh(weighting, known, round)

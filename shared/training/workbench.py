@@ -189,17 +189,27 @@ class Workbench:
         whole = self._load("train")
         return validation_examples(self.partition, self.task, whole, self.config.seed).to(self.device)
 
+    def spare_examples(self) -> Examples | None:
+        """What no client of the run trains on, and this process has: what a partition leaves over.
+
+        Without a partition, all training data here: those of an evaluator.
+        """
+        if self.partition is not None:
+            return self.validation_examples()
+        own = self.training_examples(None)
+        return own if len(own) else None
+
     def proxy_examples(self, number: int, batch_size: int) -> ProxySet | None:
-        """So many of :meth:`validation_examples`, drawn from the run's seed; None if there are none."""
-        held = self.validation_examples()
+        """So many of :meth:`spare_examples`, drawn from the run's seed; None if there are none."""
+        held = self.spare_examples()
         if held is None:
             return None
         order = torch.randperm(len(held), generator=torch_generator(self.config.seed, "proxy"))
         return ProxySet(self.task, self.model, held.subset(order[:number]), batch_size)
 
     def make_distiller(self) -> Distiller | None:
-        """For the run's ``distillation``, on inputs of :meth:`validation_examples`; None without any."""
-        asked, held = self.config.distillation, self.validation_examples()
+        """For the run's ``distillation``, on inputs of :meth:`spare_examples`; None without any."""
+        asked, held = self.config.distillation, self.spare_examples()
         if asked is None or held is None:
             return None
         order = torch.randperm(len(held), generator=torch_generator(self.config.seed, "proxy"))

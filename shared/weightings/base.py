@@ -178,7 +178,8 @@ class WeightingRound:
     ``step_length`` is the clients' learning rate, over 1 - momentum. ``memory`` is what the weighting
     returned last. ``layers`` and ``proxy`` are there for weightings that need updates, or data: of each layer
     the inner products of the displacements u_k = y_k - x of those taken, and of x, which comes last; shape
-    (K + 1, K + 1). ``parameters`` is how many numbers such a vector has.
+    (K + 1, K + 1). ``parameters`` is how many numbers such a vector has. ``learned`` is what
+    :meth:`Weighting.learn` found elsewhere, in place of ``proxy``; empty: nothing was learned.
     """
 
     taken: Sequence[Contribution]
@@ -190,6 +191,7 @@ class WeightingRound:
     layers: Mapping[str, Vector] = field(default_factory=dict)
     parameters: int = 0
     proxy: Proxy | None = None
+    learned: Sequence[float] | None = None
 
     @property
     def indices(self) -> list[int]:
@@ -309,6 +311,19 @@ class Weighting(Frozen):
     def find_refusal(self, row: Contribution) -> str | None:
         """Why what a client tells, all of which is there, cannot be taken; None if it can."""
         return None
+
+    def begin(self, round: WeightingRound) -> Vector:
+        """The numbers that :meth:`learn` begins with, of a weighting that needs data."""
+        raise NotImplementedError
+
+    def learn(self, begin: Vector, indices: Sequence[int], proxy: Proxy) -> Vector:
+        """As many numbers, learned on examples, of which :meth:`weigh` makes the weights of these clients."""
+        raise NotImplementedError
+
+    @property
+    def learns(self) -> bool:
+        """Whether what it does with data can be done elsewhere, by :meth:`learn`."""
+        return type(self).learn is not Weighting.learn
 
     def weigh(self, round: WeightingRound) -> Weighed:
         """The weights of those taken, 0 or more; they sum to one, or all are 0 if nobody can have one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -13,6 +14,7 @@ from shared.weightings.base import (
     Adam,
     Adjustment,
     Need,
+    Proxy,
     Vector,
     Weighed,
     Weighting,
@@ -57,29 +59,36 @@ class FedLawWeighting(Weighting):
         return self.examples, self.batch_size
 
     def weigh(self, round: WeightingRound) -> Weighed:
-        logits = np.append(np.log(round.size_shares), 0.0)  # the last is log gamma
-        learned = self._learn(logits, round)
-        weights, gamma = softmax(learned[:-1]), math.exp(learned[-1])
-        rows = make_rows(round, weights, None, logit=learned[:-1])
+        logits = self._find_logits(round)
+        weights, gamma = softmax(logits[:-1]), math.exp(logits[-1])
+        rows = make_rows(round, weights, None, logit=logits[:-1])
         return Weighed(rows, adjustment=Adjustment(shrink=gamma))
 
-    def _learn(self, logits: Vector, round: WeightingRound) -> Vector:
+    def _find_logits(self, round: WeightingRound) -> Vector:
+        begin = self.begin(round)
+        if round.learned is not None:
+            return np.array(round.learned) if round.learned else begin
         if round.proxy is None:
             raise InvalidConfiguration("fedlaw needs labelled examples, of which there are none here.")
-        adam = Adam(len(logits))
+        return self.learn(begin, round.indices, round.proxy)
+
+    def begin(self, round: WeightingRound) -> Vector:
+        return np.append(np.log(round.size_shares), 0.0)  # the last is log gamma
+
+    def learn(self, begin: Vector, indices: Sequence[int], proxy: Proxy) -> Vector:
+        logits, adam = begin, Adam(len(begin))
         for epoch in range(self.epochs):
             rate = self.learning_rate * 0.5 ** (epoch // HALVED_EVERY)
-            for batch in range(round.proxy.batches):
-                logits = adam.step(logits, _slopes(logits, round, batch), rate)
+            for batch in range(proxy.batches):
+                logits = adam.step(logits, _slopes(logits, indices, proxy, batch), rate)
         return logits
 
 
-def _slopes(logits: Vector, round: WeightingRound, batch: int) -> Vector:
+def _slopes(logits: Vector, indices: Sequence[int], proxy: Proxy, batch: int) -> Vector:
     """The derivatives of a batch's loss by the logits and by log gamma."""
-    assert round.proxy is not None
     weights, gamma = softmax(logits[:-1]), math.exp(logits[-1])
     coefficients = gamma * weights
-    found = round.proxy.slopes(dict(zip(round.indices, coefficients.tolist(), strict=True)), batch)
-    by_coefficient = np.array([found[index] for index in round.indices])
+    found = proxy.slopes(dict(zip(indices, coefficients.tolist(), strict=True)), batch)
+    by_coefficient = np.array([found[index] for index in indices])
     shared = float((coefficients * by_coefficient).sum())
     return np.append(coefficients * by_coefficient - weights * shared, shared)

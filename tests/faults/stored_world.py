@@ -262,6 +262,7 @@ class StoredWorld:
                 telemetry=at.telemetry,
                 patience=self._settings.lost_update_seconds,
                 hold=0.0,
+                clock=at.clock,
             )
             try:
                 event, facts = work.compute(run, number, attempt)

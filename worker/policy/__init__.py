@@ -141,6 +141,12 @@ class Policy(Frozen):
         "rounds between, what this site trained is handed on to one other site as it is, and this site goes "
         "on from what another has trained.",
     )
+    assistant: _Switch = Field(
+        False,
+        description="Take part in runs that name an assistant: an evaluator that is sent this site's single "
+        "updates, as the coordinator is. At an evaluator: work as one where a run names it, on the training "
+        "data here.",
+    )
     most_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = Field(
         None,
         description="What the examples here may lose to training in all runs together, as epsilon of "
@@ -191,6 +197,7 @@ DEALT = Policy(
     disclosure="exact",
     features="covariances",
     models_handed_on=True,
+    assistant=True,
     tell_epsilon=True,
 )
 """For data that the run's partition deals: nobody's secret."""

@@ -96,6 +96,8 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
     yield from _find_excess("most_parameters", size, policy)
     yield from _find_excess("most_rounds", config.rounds, policy)
     if role is Role.TRAINER:
+        if config.assistant is not None and not policy.assistant:
+            yield _Refusal("assistant", config.assistant.client, Fault(FaultCode.ASSISTANT_NOT_ALLOWED))
         yield from _find_training_refusals(config, policy)
         yield from _find_disclosure_refusals(view, policy, dealt)
         yield from _find_features_refusals(config, policy)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregationFacts",
+    "AssistanceFacts",
     "ConfigFacts",
     "DiscrepancyFacts",
     "EnrolmentFacts",
@@ -84,13 +85,21 @@ class TravellingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AssistanceFacts:
+    """Whether the round was made with the assistant's answer; otherwise ``missed`` says why."""
+
+    missed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationFacts:
     """With AggregationFinished: digests of what was made, the ledger, and the sizes of the new blobs.
 
     ``model`` and ``scored`` are None for a weightless round, which keeps the old model. ``memory`` is what
     the run's weighting keeps for the next round, ``adjustment`` what it did to the model. ``sums``
     are all that is known of a secure round, in place of a ledger. ``travelling`` are the models that go on,
-    by number, after a round that does not average: then nobody starts from its ``model``.
+    by number, after a round that does not average: then nobody starts from its ``model``. ``assistance``: of
+    a round whose assistant was asked.
     """
 
     model: str | None
@@ -104,6 +113,7 @@ class AggregationFacts:
     sums: Mapping[str, float] = field(default_factory=dict)
     shadows: tuple[ShadowFacts, ...] = ()
     travelling: tuple[TravellingFacts, ...] = ()
+    assistance: AssistanceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,17 @@ import sqlalchemy as sa
 
 from server.database.session import Reading, Statement
 from server.database.step.change import Change
-from server.database.step.facts import AggregationFacts, DiscrepancyFacts, TravellingFacts, UpdateFacts
+from server.database.step.facts import (
+    AggregationFacts,
+    AssistanceFacts,
+    DiscrepancyFacts,
+    TravellingFacts,
+    UpdateFacts,
+)
 from server.database.tables import (
     Words,
     are_of_one_attempt,
+    assistances,
     evaluations,
     participants,
     rounds,
@@ -62,6 +69,11 @@ _LEDGER_ROW = (
 )
 
 
+_SETTLED = assistances.update().where(
+    assistances.c.run == _OF_RUN,
+    assistances.c.round == _OF_ROUND,
+    assistances.c.attempt == _OF_ATTEMPT,
+)
 _INCLUDED = (
     participants.update()
     .where(
@@ -119,9 +131,15 @@ def _update_round(change: Change, before: Round, after: Round) -> list[Statement
             statements.append((shadows.insert(), _shadow_rows(change, after, change.facts)))
         if change.facts.travelling and after.status is RoundStatus.COMPLETED:
             statements.append((travelling.insert(), _travelling_rows(change, after, change.facts)))
+        if change.facts.assistance is not None:
+            statements.append((_SETTLED, key | _assistance_values(change.facts.assistance)))
         if after.secure is not None:  # nobody's weight is known, but whose updates are in the sum
             statements.append((_INCLUDED, key))
     return statements
+
+
+def _assistance_values(facts: AssistanceFacts) -> dict[str, Any]:
+    return {"outcome": "used" if facts.missed is None else "missed", "reason": facts.missed}
 
 
 def _shadow_rows(change: Change, round: Round, facts: AggregationFacts) -> list[dict[str, Any]]:

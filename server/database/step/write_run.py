@@ -166,6 +166,25 @@ def _event_rows(change: Change) -> list[dict[str, Any]]:
         }
         for effect in change.decision.effects
         if isinstance(effect, Record)
+    ] + _missed_assistance(change)
+
+
+def _missed_assistance(change: Change) -> list[dict[str, Any]]:
+    """That a round went on without its assistant."""
+    facts = change.facts
+    if not isinstance(facts, AggregationFacts) or facts.assistance is None or facts.assistance.missed is None:
+        return []
+    event = change.event
+    detail = {"attempt": getattr(event, "attempt", None), "reason": facts.assistance.missed}
+    number = getattr(event, "round", None)
+    return [
+        {
+            "kind": "assistance_missed",
+            "run": change.run,
+            "round": number,
+            "client": None,
+            "detail": detail,
+        }
     ]
 
 

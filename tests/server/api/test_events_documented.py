@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from server.database.assistances import Asked
 from server.database.events import KINDS
 from server.database.join_tokens import ClientGrant
-from server.database.step.facts import AggregationFacts, FailureFacts
+from server.database.step.facts import AggregationFacts, AssistanceFacts, FailureFacts
 from server.database.store import Store
 from server.lifecycle.events import (
     AggregationDelayed,
@@ -45,6 +46,7 @@ def test_every_kind_of_event_is_described_with_its_details(tmp_path: Path, migra
     client, store = client_on(f"sqlite:///{tmp_path / 'test.sqlite'}", tmp_path)
     run_into_trouble(store)
     stop_early(store)
+    assist(store)
     finished = seed.finished_run(store, "finished", rounds=1)
     finished.apply(ClientLeft(SITES[0].name, "seen"), SITES[0].name)
     changed = seed.Course(store, seed.config("changed")).create().enrol()
@@ -128,6 +130,24 @@ def stop_early(store: Store) -> None:
     for _ in range(2):
         run.play()
         run.evaluate()
+
+
+def assist(store: Store) -> None:
+    """An assistant that answers in the first round, and in the second says that it cannot."""
+    fields = {"distillation": {}, "assistant": seed.EVALUATOR}
+    run = seed.Course(store, seed.config("assisted", **fields)).create().enrol()
+    for number in (1, 2):
+        run.take(*run.invited())
+        run.deliver(*run.invited())
+        key = ("assisted", number, 1)
+        assert store.ask_assistant(key, Asked("distil", ()), 0, run.now + dt.timedelta(hours=1), run.now)
+        if number == 1:
+            digest = seed.digest("answer", number)
+            assert store.add_assistance(key, seed.EVALUATOR, digest, 9, {"steps": 1, "chosen": 1}, run.now)
+            run.aggregate(run.invited())
+    store.add_assistance_fault(key, seed.EVALUATOR, "no examples", "no-examples", run.now)
+    missed = AggregationFacts(None, None, None, None, (), assistance=AssistanceFacts("no examples"))
+    run.apply(AggregationFinished(2, 1, weightless="nothing counts"), "coordinator", missed)
 
 
 def aggregate(

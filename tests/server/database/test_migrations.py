@@ -17,6 +17,7 @@ from server.database.migrations import check_current, current, downgrade, head, 
 from server.database.session import make_engine
 from server.database.store import Store
 from server.database.tables import (
+    assistances,
     blobs,
     clients,
     deletions,
@@ -650,6 +651,29 @@ def test_rounds_of_before_schema_0019_have_no_travelling_models(empty_database_u
     downgrade(empty_database_url, "0018")
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT run FROM runs")).all() == [("demo",)]
+    engine.dispose()
+
+
+def test_rounds_of_schema_0019_have_asked_no_assistant(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0019")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
+    key = {"run": "demo", "round": 1, "attempt": 1}
+    with engine.begin() as connection:
+        insert_run(connection, "demo", "running")
+        opened = {"opened_at": at, "deadline_at": at, "trainers": [], "start_model": "0" * 64}
+        connection.execute(rounds.insert().values(**key, **opened, status=RoundStatus.AGGREGATING))
+    upgrade(empty_database_url, "0020")
+    asked = {"work": "learn", "updates": [[0, "1" * 64, 1.0]], "begin": [0.5]}
+    with engine.begin() as connection:
+        assert connection.execute(sa.select(assistances)).all() == []
+        connection.execute(assistances.insert().values(**key, **asked, asked_at=at, deadline_at=at))
+    with engine.begin() as connection:
+        (row,) = connection.execute(sa.select(assistances)).all()
+        assert (row.updates, row.begin, row.asked_at, row.outcome) == ([[0, "1" * 64, 1.0]], [0.5], at, None)
+        connection.execute(rounds.delete())
+        assert connection.execute(sa.select(assistances)).all() == [], "it goes with its round"
+    downgrade(empty_database_url, "0019")
     engine.dispose()
 
 

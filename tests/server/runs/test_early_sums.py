@@ -88,6 +88,7 @@ def close(at: Coordinator, name: str = "demo") -> str | None:
         telemetry=at.telemetry,
         patience=0.0,
         hold=0.0,
+        clock=at.clock,
         early=at.runner.early,
     )
     _, facts = work.compute(name, 1, 1)

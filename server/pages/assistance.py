@@ -1,0 +1,49 @@
+"""What a run's assistant is sent and did, in sentences for the pages."""
+
+from __future__ import annotations
+
+from server.pages.words import figure
+from shared.config import RunConfig
+from shared.schemas import AssistanceView, RoundView
+
+__all__ = ["assistance_sentence", "assistant_notice"]
+
+_DOES = {
+    "distil": "distils their average on its own examples (FedDF)",
+    "learn": "learns their weights on its own labelled examples",
+}
+
+
+def assistant_notice(config: RunConfig) -> str | None:
+    """Who is sent single updates beside the coordinator; None: nobody."""
+    if config.assistant is None:
+        return None
+    does = _DOES["learn" if config.distillation is None else "distil"]
+    who = config.assistant.client
+    return f"In each round {who}, the run's assistant, is sent every single update and {does}."
+
+
+def assistance_sentence(config: RunConfig, round: RoundView) -> str | None:
+    """What came of a round's step on data; None for a round without one."""
+    found = round.assistance
+    if found is None or config.assistant is None:
+        return None
+    who = config.assistant.client
+    if found.outcome is None:
+        return f"The round waits for {who}, its assistant, until {found.deadline_at:%Y-%m-%d %H:%M:%S} UTC."
+    if found.outcome == "missed":
+        instead = "the plain average" if found.work == "distil" else "what the weighting begins with"
+        return f"The round went on without {who}, its assistant, by {instead}: {found.reason}."
+    return f"{who}, the run's assistant, {_describe(found)}."
+
+
+def _describe(found: AssistanceView) -> str:
+    if found.work == "learn":
+        return "learned the weights below on its own examples"
+    text = f"distilled the average in {found.steps or 0} steps"
+    if found.before is None or found.after is None:
+        return text
+    return (
+        f"{text}; the divergence from the clients' models together fell from {figure(found.before)} to "
+        f"{figure(found.after)}, after {found.chosen or 0} of them"
+    )

@@ -1,0 +1,249 @@
+"""A run's assistant, by hand: what it is sent and nobody else, answers that lie, rounds without one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from feddisco.replay import replay_round
+from tests.helpers.live_coordinator import (
+    Live,
+    ManualClient,
+    file_of,
+    live,
+    settings_for,
+    sha256,
+    tensors,
+    upload_headers,
+)
+
+DISTILS: dict[str, Any] = {
+    "distillation": {},
+    "weighting": {"kind": "sizes"},
+    "min_clients": 2,
+    "rounds": 2,
+    "evaluate_every": 0,
+}
+LEARNS: dict[str, Any] = {**DISTILS, "distillation": None, "weighting": {"kind": "fedlaw"}}
+MEAN = 1.75
+"""Of updates of ones and twos, by sizes 10 and 30."""
+
+
+def answer(client: ManualClient, body: bytes, number: int = 1, **report: Any) -> httpx.Response:
+    told = {"attempt": 1, "steps": 9, "chosen": 5, "before": 0.5, "after": 0.25, **report}
+    return client.http.put(
+        f"/runs/demo/rounds/{number}/assistance", params=told, content=body, headers=upload_headers(body)
+    )
+
+
+def enrol(at: Live, **assistant: Any) -> tuple[list[ManualClient], ManualClient]:
+    trainers = [at.site(name) for name in ("north", "south")]
+    judge = at.site("judge")
+    assert judge.enrol("demo", 5, role="evaluator").status_code == 200
+    for client, size in zip(trainers, (10, 30), strict=True):
+        assert client.enrol("demo", size).status_code == 200
+    return trainers, judge
+
+
+def upload(trainers: list[ManualClient], number: int = 1) -> list[str]:
+    """Ones and twos; their digests."""
+    bodies = [file_of(1.0), file_of(2.0)]
+    for client, body in zip(trainers, bodies, strict=True):
+        client.until("train")
+        assert client.upload("demo", number, body).status_code == 200
+    return [sha256(body) for body in bodies]
+
+
+def completed(at: Live, number: int = 1) -> dict[str, Any]:
+    at.wait_for(lambda: at.run()["completed_rounds"] >= number)
+    found: dict[str, Any] = at.admin.get(f"/runs/demo/rounds/{number}").json()
+    return found
+
+
+def values(at: Live, digest: str) -> float:
+    body = at.admin.get(f"/blobs/{digest}").content
+    return float(np.frombuffer(body[-17 * 4 :], dtype=np.float32).mean())
+
+
+def test_it_alone_is_sent_single_updates_and_only_while_it_is_asked(
+    database_url: str, tmp_path: Path
+) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", **DISTILS)
+        trainers, judge = enrol(at)
+        assert answer(judge, file_of(3.0)).status_code == 404, "nothing is asked yet"
+        updates = upload(trainers)
+        work = judge.until("assist")
+        assert [each["update"] for each in work["updates"]] == updates
+        assert [each["share"] for each in work["updates"]] == [0.5, 0.5]
+        assert (work["work"], work["round"], work["attempt"]) == ("distil", 1, 1)
+        assert values(at, work["model"]) == pytest.approx(MEAN)
+        page = at.http().get(f"{at.url}/runs/demo").text
+        assert "judge, the run&#39;s assistant, is sent every single update" in page
+        assert "The round waits for judge, its assistant, until" in page
+        for digest in (*updates, work["model"]):
+            assert judge.http.get(f"/blobs/{digest}").status_code == 200
+            assert trainers[0].http.get(f"/blobs/{digest}").status_code == 403
+        assert answer(trainers[0], file_of(3.0)).status_code == 403
+
+        sent = file_of(3.0)
+        assert answer(judge, sent).status_code == 204
+        found = completed(at)
+        assert answer(judge, sent).status_code == 204, "its 204 may be lost"
+        assert answer(judge, file_of(4.0)).status_code == 409
+        assert values(at, found["model"]) == 3.0
+        assert found["assistance"]["outcome"] == "used"
+        assert [found["assistance"][name] for name in ("steps", "chosen", "after")] == [9, 5, 0.25]
+        assert [row["weight"] for row in found["ledger"]] == [0.25, 0.75]
+        told = at.http().get(f"{at.url}/runs/demo/rounds/1").text
+        assert "the divergence from the clients&#39; models together fell from 0.5 to 0.25" in told
+        for digest in updates:
+            assert judge.http.get(f"/blobs/{digest}").status_code == 403
+        assert trainers[0].http.get("/runs/demo/rounds/1").json()["assistance"] is None
+
+        referenced = at.coordinator.store.referenced_blobs()
+        assert work["model"] not in referenced, "the average is not kept"
+        assert sha256(sent) in referenced
+    assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 1)[0]
+
+
+def test_an_answer_that_lies_is_refused_and_another_one_taken(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", max_norm=20.0, **DISTILS)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        judge.until("assist")
+        lies = {
+            "one tensor is missing": save({k: v for k, v in tensors(1.0).items() if k != "scale"}),
+            "one is none of the model's": save({**tensors(1.0), "more": np.ones(1, dtype=np.float32)}),
+            "numbers that are none": file_of(math.nan),
+            "too far away": file_of(1e6),
+            "no safetensors": b"nothing of the kind",
+        }
+        for what, body in lies.items():
+            refused = answer(judge, body)
+            assert refused.status_code == 422, (what, refused.text)
+        assert answer(judge, file_of(1.0), attempt=2).status_code == 404
+        assert answer(judge, file_of(2.5)).status_code == 204
+        assert values(at, completed(at)["model"]) == 2.5
+
+
+def test_a_restarted_coordinator_asks_the_same_and_deadlines_move(database_url: str, tmp_path: Path) -> None:
+    """The answer that came before is used, too; the deadline is a minute away at least."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant={"client": "judge", "deadline_seconds": 30}, **DISTILS)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        before = judge.until("assist")
+        tokens = {c.name: c.http.headers["Authorization"].removeprefix("Bearer ") for c in (*trainers, judge)}
+    with live(database_url, tmp_path / "data") as at:
+        judge = ManualClient(at.http(tokens["judge"]), "judge")
+        after = judge.until("assist")
+        moved, was = (dt.datetime.fromisoformat(each.pop("deadline_at")) for each in (after, before))
+        assert after == before
+        assert moved > was
+        assert answer(judge, file_of(3.0)).status_code == 204
+        assert values(at, completed(at)["model"]) == 3.0
+
+
+def test_a_deadline_ends_the_wait_and_a_late_answer_is_refused(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant={"client": "judge", "deadline_seconds": 0.5}, **DISTILS)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        found = completed(at)
+        assert found["assistance"]["outcome"] == "missed"
+        assert found["assistance"]["reason"].startswith("no answer came until ")
+        assert values(at, found["model"]) == pytest.approx(MEAN)
+        assert answer(judge, file_of(3.0)).status_code == 409
+        (event,) = [event for event in at.events() if event["kind"] == "assistance_missed"]
+        assert event["round"] == 1
+    assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 1)[0]
+
+
+def test_nobody_waits_for_one_that_has_left_or_says_that_it_cannot(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", **DISTILS)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        judge.until("assist")
+        fault = {"attempt": 1, "code": "no-examples", "reason": "There is nothing here."}
+        path = "/runs/demo/rounds/1/assistance/failure"
+        assert trainers[0].http.post(path, json=fault).status_code == 403
+        assert judge.http.post(path, json=fault).status_code == 204
+        assert judge.http.post(path, json=fault).status_code == 204
+        assert completed(at)["assistance"]["reason"] == "There is nothing here."
+        assert judge.http.delete("/runs/demo/enrolments/me").status_code == 204
+        upload(trainers, 2)
+        assert completed(at, 2)["assistance"]["reason"] == "it is left"
+
+
+def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Path) -> None:
+    """softmax(0, log 3) are 1/4 and 3/4, gamma is e^0.1; the learning begins with the sizes."""
+
+    def learned(*numbers: float) -> bytes:
+        return save({"learned/numbers": np.array(numbers, dtype=np.float64)})
+
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant={"client": "judge", "deadline_seconds": 20}, **LEARNS)
+        trainers, judge = enrol(at)
+        updates = upload(trainers)
+        work = judge.until("assist")
+        assert (work["work"], work["model"]) == ("learn", None)
+        assert [each["update"] for each in work["updates"]] == updates
+        assert work["begin"] == pytest.approx([math.log(0.25), math.log(0.75), 0.0])
+        for lie in (learned(0.0, 0.0), learned(0.0, math.inf, 0.0), learned(0, 101, 0), learned(0, 0, 4)):
+            assert answer(judge, lie).status_code == 422
+        assert answer(judge, learned(0.0, math.log(3.0), 0.1)).status_code == 204
+        found = completed(at)
+        assert [row["weight"] for row in found["ledger"]] == pytest.approx([0.25, 0.75])
+        assert found["adjustment"]["shrink"] == pytest.approx(math.exp(0.1))
+        assert values(at, found["model"]) == pytest.approx(MEAN * math.exp(0.1))
+        assert judge.http.delete("/runs/demo/enrolments/me").status_code == 204
+        upload(trainers, 2)
+        missed = completed(at, 2)
+        assert missed["adjustment"] is None
+        assert [row["weight"] for row in missed["ledger"]] == pytest.approx([0.25, 0.75])
+    for number in (1, 2):
+        assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", number)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"distillation": None}, "no step of this run needs data"),
+        ({"weighting": {"kind": "fedlaw"}}, "it does one step a round"),
+        ({"shadow": ["uniform"], "evaluate_every": 1}, "its step for each shadow"),
+        (
+            {"participants": {"trainers": "anyone", "evaluators": ["other"]}},
+            "judge is not among participants",
+        ),
+        ({"assistant": None}, "Name an evaluator that is to be sent them"),
+        ({"secure": {}, "min_clients": 3}, "of which nobody sees one with secure sums"),
+    ],
+)
+def test_what_an_assistant_cannot_go_with_is_refused(
+    fields: dict[str, Any], said: str, database_url: str, tmp_path: Path
+) -> None:
+    with (
+        live(database_url, tmp_path / "data") as at,
+        pytest.raises(AssertionError, match=said),
+    ):
+        at.create(**{"assistant": "judge", **DISTILS, **fields})
+
+
+def test_an_erased_assistant_has_no_name_any_more(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", **DISTILS)
+        enrol(at)
+        now, store = at.coordinator.clock(), at.coordinator.store
+        store.revoke("judge", "admin", now)
+        name = store.erase_client("judge", "admin", now)
+        assert at.run()["config"]["assistant"]["client"] == name
