@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Batches"]
 
-MOST = 64
+MOST = 256
 """Questions in a batch: those behind it do not wait for long."""
 
 Key = TypeVar("Key")
