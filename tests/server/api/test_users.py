@@ -31,6 +31,7 @@ CLIENTS_OWN = {
     "failure",
     "metrics",
     "update",
+    "assistance",
 }
 """Ends of the addresses at which workers change something."""
 
