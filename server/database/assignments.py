@@ -121,15 +121,7 @@ _TRAIN = (
     .order_by(rounds.c.opened_at, participants.c.run)
 )
 _ENROLMENTS = (
-    sa.select(
-        enrolments.c.run,
-        enrolments.c.role,
-        enrolments.c.status,
-        runs.c.status.label("run_status"),
-        runs.c.reason,
-        runs.c.initial_model,
-        runs.c.revision,
-    )
+    sa.select(enrolments.c.run)
     .join(runs, runs.c.run == enrolments.c.run)
     .where(
         enrolments.c.client == _CLIENT,
