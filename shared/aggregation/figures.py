@@ -58,20 +58,25 @@ def measure_move(
     """
     squares = squares_of_start = largest = 0.0
     names = [spec.name for spec in parameters]
+    room = np.empty(CHUNK, np.float32)
     with wire.opened(model) as x, wire.opened(update) as y, np.errstate(over="ignore"):
         for before, after in wire.abreast([x, y], wire.MODEL, names):
             for first in range(0, len(before), CHUNK):
                 old, new = before[first : first + CHUNK], after[first : first + CHUNK]
                 if start is None:
                     squares_of_start += _look(old)[0]
-                square, high = _look_at_move(old, new)
+                square, high = _look_at_move(old, new, room)
                 squares, largest = squares + square, max(largest, high)
     return Move(math.sqrt(squares), largest, math.sqrt(squares_of_start) if start is None else start)
 
 
-def _look_at_move(old: Numbers, new: Numbers) -> tuple[float, float]:
-    """The squares' sum of a piece of the displacement, and its largest magnitude."""
-    square, high = _look(np.subtract(new, old))
+def _look_at_move(old: Numbers, new: Numbers, room: Numbers) -> tuple[float, float]:
+    """The squares' sum of a piece of the displacement, and its largest magnitude.
+
+    Float32 is subtracted into ``room``: memory that is new for each piece costs more than the subtraction.
+    """
+    out = room[: len(new)] if old.dtype == new.dtype == room.dtype else None
+    square, high = _look(np.subtract(new, old, out=out))
     if math.isfinite(high):
         return square, high
     return _look(np.subtract(new, old, dtype=np.float64))
@@ -80,6 +85,8 @@ def _look_at_move(old: Numbers, new: Numbers) -> tuple[float, float]:
 def _look(values: Numbers) -> tuple[float, float]:
     """Their squares' sum, and the largest magnitude; summed in float64 where float32 is too narrow."""
     high = max(float(values.max()), -float(values.min()))
+    if high == 0:  # nothing moved, as in layers that are frozen
+        return 0.0, 0.0
     if not TINY < high < HUGE:
         values = values.astype(np.float64)
     return float(np.einsum("c,c->", values, values)), high

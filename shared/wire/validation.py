@@ -36,7 +36,7 @@ else:
 
 __all__ = ["Layout", "validate"]
 
-CHUNK_BYTES = 1024 * 1024  # stays in the processor's cache, a multiple of every itemsize
+CHUNK_BYTES = 256 * 1024  # stays in the processor's cache, a multiple of every itemsize
 WIDEST = 8  # bytes of a number
 
 Layout = Mapping[str, TensorSpec]
@@ -50,7 +50,7 @@ def validate(
 
     ``max_entry``: the largest magnitude of a floating value; None: any that is finite.
 
-    Reads the file once, in pieces of 1 MiB; memory does not grow with its size.
+    Reads the file once, in pieces of 256 KiB; memory does not grow with its size.
     Raises the subclasses of UpdateInvalid, which name the tensor, what was expected and what was received.
     """
     with path.open("rb", buffering=0) as file:
@@ -116,7 +116,7 @@ def _scan(file: FileIO, header: Header, max_entry: float | None) -> None:
     for stretch in header.stretches:
         if DTYPES[stretch.dtype].exponent is not None:
             file.seek(header.data_start + stretch.start)
-            if not _is_unsuspicious(file, stretch, chunk, scratch, max_entry):
+            if not _is_unsuspicious(file, stretch, chunk, max_entry):
                 for name in stretch.names:  # to say where, or to find that it is within the bounds
                     file.seek(header.data_start + header.entries[name].start)
                     _scan_floats(file, name, header.entries[name], chunk, scratch, max_entry)
@@ -126,15 +126,15 @@ def _scan(file: FileIO, header: Header, max_entry: float | None) -> None:
                 _scan_booleans(file, name, header.entries[name], chunk)
 
 
-def _is_unsuspicious(
-    file: FileIO, stretch: Stretch, chunk: Bytes, scratch: Bytes, max_entry: float | None
-) -> bool:
+def _is_unsuspicious(file: FileIO, stretch: Stretch, chunk: Bytes, max_entry: float | None) -> bool:
     """Whether no value's exponent reaches that of ``max_entry``, or of infinity."""
-    kind, mask, bound = _find_masks(stretch.dtype, max_entry)
+    kind, _, exponent = _find_masks(stretch.dtype, max_entry)
+    signed, bound, sign = np.dtype(f"<i{kind.itemsize}"), int(exponent), 1 << (8 * kind.itemsize - 1)
     with suppress(Truncated):  # within which tensor is found by looking at each
         for _, bits in _pieces(file, stretch.names[0], stretch, chunk, kind):
-            # bits, not isfinite: numpy knows no bfloat16, and takes five times as long for float16
-            if np.bitwise_and(bits, mask, out=scratch.view(kind)[: len(bits)]).max() >= bound:
+            # as integers, the sign first: the largest is the largest magnitude of one sign, with sign bit or
+            # without. Not isfinite: numpy knows no bfloat16, and takes five times as long for float16
+            if bits.view(signed).max() >= bound or bits.max() >= sign | bound:
                 return False
         return True
     return False
