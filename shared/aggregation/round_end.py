@@ -223,10 +223,15 @@ def weigh_updates(
     proxy: ProxyExamples | None,
     learned: Sequence[float] | None = None,
 ) -> Weighed:
-    """What each of the updates counts, with the run's cap on weights."""
+    """What each of the updates counts, with the run's cap on weights.
+
+    Of a round in which clients do not train, a weighting learns nothing and remembers nothing.
+    """
     from shared.aggregation import UpdateFile
+    from shared.calibrated import find_algorithm
 
     weighting, local = load_weighting(weighting), config.local.in_round(number, config.rounds)
+    trained = find_algorithm(config, number).trains(number)
     known = [update.known for update in believed]
     taken = find_taken(weighting, known)
     of_taken = {row.index for row in taken}
@@ -241,11 +246,15 @@ def weigh_updates(
         rounds=config.rounds,
         step_length=local.learning_rate / (1 - local.momentum),
         memory=start.memory,
-        learned=learned,
+        learned=learned if trained else (),
         **_look_at(weighting.needs, start.model, files, parameters, proxy),
     )
     weighed = weigh(weighting, known, round)
-    return replace(weighed, rows=cap_ledger(tuple(weighed.rows), config.max_weight))
+    return replace(
+        weighed,
+        rows=cap_ledger(tuple(weighed.rows), config.max_weight),
+        memory=weighed.memory if trained else start.memory,
+    )
 
 
 def explain_weightless(rows: Sequence[LedgerEntry]) -> str:

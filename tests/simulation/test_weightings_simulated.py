@@ -60,6 +60,25 @@ def test_every_weighting_makes_models_of_its_own(tmp_path: Path) -> None:
     assert len(set(digests.values())) == len(digests)
 
 
+@pytest.mark.parametrize("kind", ["fedlaw", "fedadp", "feddgga"])
+def test_in_a_round_that_only_measures_nothing_is_learned_or_remembered(kind: str, tmp_path: Path) -> None:
+    """Nobody moved: a service asks no assistant about such a round, and an angle would be that of nothing."""
+    fedfm = {"name": "fedfm", "parameters": {"start": 1}}
+    config = configure(kind, algorithm=fedfm, clients_per_round=None)
+    memories = []
+    for until in (1, 2):
+        run(config, tmp_path / "out.jsonl", until=until)
+        checkpoint = json.loads((tmp_path / "out.jsonl.checkpoint" / "checkpoint.json").read_text())
+        memories.append(checkpoint["memory"])
+    assert memories[0] == memories[1]
+    trained, measured = rounds(tmp_path / "out.jsonl")
+    if kind == "fedlaw":
+        run(configure("sizes", clients_per_round=None, rounds=1), tmp_path / "sizes.jsonl")
+        by_sizes = pytest.approx(rounds(tmp_path / "sizes.jsonl")[0]["weights"])
+        assert measured["weights"] == by_sizes
+        assert trained["weights"] != by_sizes
+
+
 def test_over_processes_the_same_bits(tmp_path: Path) -> None:
     """Losses travel."""
     config = configure("feddgga")
