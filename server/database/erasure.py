@@ -17,6 +17,7 @@ from server.database.join_tokens import ERASED
 from server.database.session import Reading, Writing
 from server.database.tables import (
     are_of_one_attempt,
+    assistances,
     clients,
     deletions,
     enrolments,
@@ -183,19 +184,27 @@ def _make_replace(client: str, name: str, said: Sequence[str]) -> Replace:
 
 def _rename_in_runs(connection: Writing, its_runs: Sequence[str], replace: Replace) -> None:
     """Reasons of others may name it, and so may the list of those who may take part."""
-    for table in (runs, enrolments, rounds, participants):
-        key = list(table.primary_key)
-        worded = sa.and_(table.c.run.in_(its_runs), table.c.reason.is_not(None))
-        for row in connection.select(sa.select(*key, table.c.reason).where(worded)).all():
-            if (reason := replace(row.reason)) != row.reason:
-                one = sa.and_(*(column == row._mapping[column.name] for column in key))
-                connection.execute(table.update().where(one).values(reason=reason))
+    of_tables = [table.c.reason for table in (runs, enrolments, rounds, participants, assistances)]
+    for column in (*of_tables, assistances.c.fault):
+        _rename_in_column(connection, column, its_runs, replace)
     named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
     for run, config, revision in connection.select(named).all():
         changed = config | {key: replace(config.get(key)) for key in _NAMED_IN_CONFIG if key in config}
         if changed != config:
             values = {"config": changed, "revision": revision + 1}
             connection.execute(runs.update().where(runs.c.run == run).values(values))
+
+
+def _rename_in_column(
+    connection: Writing, column: sa.Column[Any], its_runs: Sequence[str], replace: Replace
+) -> None:
+    table = column.table
+    key = list(table.primary_key)
+    worded = sa.and_(table.c.run.in_(its_runs), column.is_not(None))
+    for row in connection.select(sa.select(*key, column.label("words")).where(worded)).all():
+        if (words := replace(row.words)) != row.words:
+            one = sa.and_(*(part == row._mapping[part.name] for part in key))
+            connection.execute(sa.update(table).where(one).values({column.name: words}))
 
 
 def _rename_in_events(

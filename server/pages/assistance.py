@@ -29,6 +29,8 @@ def assistance_sentence(config: RunConfig, round: RoundView) -> str | None:
     if found is None or config.assistant is None:
         return None
     who = config.assistant.client
+    if found.outcome is None and not round.status.is_open:
+        return f"{who}, the run's assistant, was asked, and the round was given up before it was made."
     if found.outcome is None:
         return f"The round waits for {who}, its assistant, until {found.deadline_at:%Y-%m-%d %H:%M:%S} UTC."
     if found.outcome == "missed":
@@ -40,10 +42,17 @@ def assistance_sentence(config: RunConfig, round: RoundView) -> str | None:
 def _describe(found: AssistanceView) -> str:
     if found.work == "learn":
         return "learned the weights below on its own examples"
-    text = f"distilled the average in {found.steps or 0} steps"
+    if not found.steps:
+        return "left the average as it was: no client's model says anything that is a finite number"
+    text = f"distilled the average in {found.steps} steps"
     if found.before is None or found.after is None:
         return text
+    if not found.chosen:
+        return (
+            f"{text}; none of them brought it nearer to the clients' models together, so it stays as it was, "
+            f"at a divergence of {figure(found.before)}"
+        )
     return (
         f"{text}; the divergence from the clients' models together fell from {figure(found.before)} to "
-        f"{figure(found.after)}, after {found.chosen or 0} of them"
+        f"{figure(found.after)}, after {found.chosen} of them"
     )

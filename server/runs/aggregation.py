@@ -99,7 +99,7 @@ class Aggregation:
                 return _find_totals(given, given.secure, self._holder(held)), _NOTHING_MADE
         with self.blobs.workspace() as folder, ExitStack() as held:
             path = self._holder(held)
-            settled = settle(given, intact, self.clock())
+            settled = settle(given, intact, self.clock(), self.faults.find)
             begun = self.early.take(run, number, attempt) if self.early is not None else ()
             end = close_stored(settled, intact, path, folder, moves=self.moves, begun=begun)
             result = end.result

@@ -158,15 +158,23 @@ def _list_updates(digests: Mapping[int, str], shares: Mapping[int, float]) -> tu
     )
 
 
-def settle(given: AggregationInput, updates: Sequence[Update], now: dt.datetime) -> AggregationInput:
+def settle(
+    given: AggregationInput,
+    updates: Sequence[Update],
+    now: dt.datetime,
+    find_fault: Callable[[str], str | None],
+) -> AggregationInput:
     """``given`` with what is to become of the assistance: its answer is used, or why it is missed.
 
-    Unchanged before it is asked. Raises AssistanceAwaited while the answer may still come.
+    Unchanged before it is asked. ``find_fault`` says what is wrong with a stored file. Raises
+    AssistanceAwaited while the answer may still come.
     """
     found, assistant = given.assistance, given.config.assistant
     if found is None or assistant is None or found.outcome is not None:
         return given
     missed = _find_miss(given, found, updates, now)
+    if missed is None and found.answer is not None and (fault := find_fault(found.answer)) is not None:
+        missed = f"its stored answer {fault}"
     if missed is None and found.answer is None:
         raise AssistanceAwaited(assistant.client, found.deadline_at, is_new=False)
     outcome = "used" if missed is None else "missed"
@@ -176,9 +184,11 @@ def settle(given: AggregationInput, updates: Sequence[Update], now: dt.datetime)
 def _find_miss(
     given: AggregationInput, found: StoredAssistance, updates: Sequence[Update], now: dt.datetime
 ) -> str | None:
-    here = {update.digest for update in updates}
-    if any(each.update not in here for each in found.asked.updates):
+    asked, here = set(found.asked.indices), {update.index for update in updates}
+    if not asked <= here:
         return "an update that it was asked about has been lost since"
+    if found.asked.work == "learn" and asked != here:  # it learned a number for each of those
+        return "an update that it was not asked about has come back since"
     if found.answer is not None:
         return None
     if found.fault is not None:

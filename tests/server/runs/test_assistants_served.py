@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import save
 
 from feddisco.replay import replay_round
+from server.database.session import make_engine
+from server.database.store import Store
 from tests.helpers.live_coordinator import (
     Live,
     ManualClient,
@@ -215,6 +217,66 @@ def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Pa
         assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", number)[0]
 
 
+def test_numbers_are_not_used_for_other_updates_than_they_were_learned_of(
+    database_url: str, tmp_path: Path
+) -> None:
+    """One was lost when the assistant was asked, and is sent again before it answers."""
+    with live(database_url, tmp_path / "data", lost_update_seconds=0.2) as at:
+        at.create(assistant="judge", **{**LEARNS, "min_clients": 3, "quorum": 2, "rounds": 1})
+        trainers, judge = enrol(at)
+        late = at.site("east")
+        assert late.enrol("demo", 40).status_code == 200
+        late.until("train")
+        assert late.upload("demo", 1, file_of(3.0)).status_code == 200
+        at.coordinator.blobs.path(sha256(file_of(3.0))).unlink()
+        upload(trainers)
+        assert len(judge.until("assist")["updates"]) == 2
+        assert late.upload("demo", 1, file_of(3.0)).status_code == 200
+        numbers = save({"learned/numbers": np.zeros(3)})
+        assert answer(judge, numbers).status_code == 204
+        found = completed(at)
+        assert found["assistance"]["reason"] == "an update that it was not asked about has come back since"
+        assert sorted(row["weight"] for row in found["ledger"]) == pytest.approx([0.125, 0.375, 0.5])
+
+
+def test_an_answer_that_was_lost_is_not_used(database_url: str, tmp_path: Path) -> None:
+    settings = settings_for(database_url, tmp_path / "data")
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", **DISTILS)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        judge.until("assist")
+        now = at.coordinator.clock()
+    engine = make_engine(settings.database)
+    report = {"steps": 9, "chosen": 5, "before": None, "after": None}
+    assert Store(engine).add_assistance(("demo", 1, 1), "judge", "0" * 64, 100, report, now)
+    engine.dispose()
+    with live(database_url, tmp_path / "data") as at:
+        found = completed(at)
+        assert found["assistance"]["reason"] == "its stored answer is missing"
+        assert values(at, found["model"]) == pytest.approx(MEAN)
+
+
+def test_pages_say_what_became_of_a_question(database_url: str, tmp_path: Path) -> None:
+    def told(number: int) -> str:
+        return at.http().get(f"{at.url}/runs/demo/rounds/{number}").text
+
+    with live(database_url, tmp_path / "data") as at:
+        at.create(assistant="judge", **{**DISTILS, "rounds": 3})
+        trainers, judge = enrol(at)
+        for number, report in enumerate(({"chosen": 0}, {"steps": 0, "chosen": 0}), start=1):
+            upload(trainers, number)
+            judge.until("assist")
+            assert answer(judge, file_of(3.0), number, **report).status_code == 204
+            completed(at, number)
+        assert "none of them brought it nearer to the clients&#39; models together" in told(1)
+        assert "left the average as it was" in told(2)
+        upload(trainers, 3)
+        judge.until("assist")
+        assert at.admin.post("/runs/demo/stop", json={"reason": "enough"}).status_code in (200, 204)
+        assert "was asked, and the round was given up before it was made" in told(3)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -239,11 +301,21 @@ def test_what_an_assistant_cannot_go_with_is_refused(
         at.create(**{"assistant": "judge", **DISTILS, **fields})
 
 
-def test_an_erased_assistant_has_no_name_any_more(database_url: str, tmp_path: Path) -> None:
+def test_an_erased_assistant_has_no_name_any_more_and_said_nothing(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
         at.create(assistant="judge", **DISTILS)
-        enrol(at)
+        trainers, judge = enrol(at)
+        upload(trainers)
+        judge.until("assist")
+        fault = {"attempt": 1, "code": "no-examples", "reason": "Dr Miller took them home."}
+        assert judge.http.post("/runs/demo/rounds/1/assistance/failure", json=fault).status_code == 204
+        assert completed(at)["assistance"]["reason"] == "Dr Miller took them home."
         now, store = at.coordinator.clock(), at.coordinator.store
         store.revoke("judge", "admin", now)
         name = store.erase_client("judge", "admin", now)
         assert at.run()["config"]["assistant"]["client"] == name
+        assert at.admin.get("/runs/demo/rounds/1").json()["assistance"]["reason"] == "(erased)"
+        stored = store.aggregation_input("demo", 1, 1).assistance
+        assert stored is not None
+        assert stored.fault == "(erased)"
+        assert "Miller" not in str(at.events())
