@@ -386,9 +386,12 @@ def make_run_request(client: AdminClient, config: RunConfig, weights: Path | Non
         return RunRequest(config=config)
     from shared import wire
     from shared.model_files import read_tensors
+    from shared.training.distillation import check_task
     from shared.wire.tensors import load_into, manifest_of, state_of, tied_names
 
     task = task_of(config)
+    if config.distillation is not None:
+        check_task(task)
     model = task.build_model(config.model, config.seed)
     manifest = manifest_of(model)
     if weights is not None:

@@ -63,7 +63,7 @@ def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, task:
         _preprocessing(facts),
         _scores(view, facts),
         _training(view),
-        _weights(rounds, choice),
+        _weights(view.config, rounds, choice),
         _limits(view, facts),
         _origin(view, facts),
     ]
@@ -153,33 +153,62 @@ def _training(view: RunView) -> str:
         ("local training", _said("", local)),
         ("model", config.model or "the task's own"),
         ("seed", config.seed),
-        *_calibration(config),
+        *_list_beside(config),
         ("begun", f"{view.created_at:%Y-%m-%d}"),
         ("ended", f"{view.finished_at:%Y-%m-%d}" if view.finished_at else "not yet"),
     ]
     return "## Training\n\n" + _table(("what", "how"), rows)
 
 
-def _calibration(config: RunConfig) -> list[tuple[str, Any]]:
-    if config.calibration is None:
-        return []
-    options = config.calibration.model_dump(exclude_none=True)
-    return [("calibration in the last round", _said(options.pop("kind"), options))]
+def _list_beside(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """What else made the model, where the run asked for it. No client's name: the assistant's is left out."""
+    parts: dict[str, Any] = {
+        "aggregation rule": None if config.aggregation.kind == "mean" else config.aggregation,
+        "updates packed": config.compression,
+        "distillation of each average": config.distillation,
+        "private training, DP-SGD": config.dp,
+        "secure sums": config.secure,
+        "calibration in the last round": config.calibration,
+    }
+    if config.average_every > 1:
+        yield (
+            "averaged",
+            f"every {config.average_every} rounds; between, models travelled from client to client",
+        )
+    for name, part in parts.items():
+        if part is not None:
+            options = part.model_dump(exclude_none=True)
+            yield name, _said(options.pop("kind", ""), options)
+    if config.assistant is not None:
+        yield "step on examples of no trainer", "at one evaluator, which was sent every single update"
 
 
 def _said(name: str, options: dict[str, Any]) -> str:
     return ", ".join([*([name] if name else []), *(f"{key} {value}" for key, value in options.items())])
 
 
-def _weights(rounds: Sequence[RoundView], choice: Choice) -> str:
+def _weights(config: RunConfig, rounds: Sequence[RoundView], choice: Choice) -> str:
     """From the ledger of the round that made the model."""
-    rows = next((one.ledger for one in rounds if one.round == choice.number and one.scored_model), ())
-    if not rows or all(row.weight is None for row in rows):  # nobody's weight is known in a secure round
+    made = next((one for one in rounds if one.round == choice.number and one.scored_model), None)
+    # nobody's weight is known in a secure round
+    if made is None or all(row.weight is None for row in made.ledger):
         return ""
-    cells = list(_ledger(rows))
-    return f"## Weights of round {choice.number}\n\n" + _table(
+    cells = list(_ledger(made.ledger))
+    return f"## Weights of round {choice.number}\n\n{_explain_weights(config, made)}" + _table(
         ("client", "examples", "weight", "by size alone", "why"), cells
     )
+
+
+def _explain_weights(config: RunConfig, made: RoundView) -> str:
+    """Where the model is more, or something else, than the mean by these weights."""
+    said = []
+    if config.calibrates(made.round):
+        said.append("In this round clients measured: no model is averaged by these weights.")
+    if config.average_every > 1:
+        said.append("A weight adds to what the model that the client trained counts at the next average.")
+    if made.assistance is not None and made.assistance.outcome == "missed":
+        said.append("The step on examples of no trainer was missed in this round: it was made without.")
+    return f"{' '.join(said)}\n\n" if said else ""
 
 
 def _ledger(rows: Iterable[Any]) -> Iterator[tuple[object, ...]]:

@@ -621,6 +621,7 @@ class RunConfig(Frozen):
             "also": None,
             "distillation": None,
             "assistant": None,
+            "calibration": None,
         }
         return self.change({"name": f"{self.name}-{self.also}", **plain})
 

@@ -65,7 +65,6 @@ def make_initial(
 def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     from shared import wire
     from shared.tasks import base_of, task_of
-    from shared.training.distillation import check_task
     from shared.training.optimizers import check_local
     from shared.training.private_checks import check_private_model
     from shared.wire.tensors import manifest_of, state_of
@@ -90,8 +89,6 @@ def _build(config: RunConfig, blobs: BlobStore) -> Initial:
     check_local(task, config.local)
     model = task.build_model(config.model, config.seed)
     check_private_model(config, model)
-    if config.distillation is not None:
-        check_task(task)
     with blobs.workspace() as folder:
         written = wire.write(folder / "model.safetensors", {wire.MODEL: state_of(model)})
         digest = blobs.adopt(written.path, written.digest)
@@ -159,12 +156,22 @@ def _check_needs(config: RunConfig) -> None:
             )
     if config.distillation is not None and config.assistant is None:
         raise InvalidConfiguration(f"distillation needs {_EXAMPLES}", hint=_NAME_ONE)
+    if config.distillation is not None and ":" not in config.task:
+        _check_logits(config)
     asked = config.weighting.discrepancy
     if asked is not None and asked.target == "global" and config.secure is None:
         raise InvalidConfiguration(
             f"weighting.target: global needs {_NOT_HERE[Need.COUNTS]}",
             hint="Add `secure: {}`: then the sites' label counts are summed, and only the sum is known.",
         )
+
+
+def _check_logits(config: RunConfig) -> None:
+    """Of a built-in task, whoever made its first model; one of one's own is checked where its code is."""
+    from shared.tasks import task_of
+    from shared.training.distillation import check_task
+
+    check_task(task_of(config))
 
 
 def _check_target(config: RunConfig, classes: tuple[str, ...]) -> None:

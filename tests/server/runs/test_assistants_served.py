@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from feddisco.admin import AdminClient, make_run_request
+from feddisco.cards import fetch_card
 from feddisco.replay import replay_round
 from server.database.session import make_engine
 from server.database.store import Store
+from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
 from tests.helpers.live_coordinator import (
+    ADMIN,
     Live,
     ManualClient,
     file_of,
@@ -185,6 +190,12 @@ def test_nobody_waits_for_one_that_has_left_or_says_that_it_cannot(database_url:
         assert judge.http.delete("/runs/demo/enrolments/me").status_code == 204
         upload(trainers, 2)
         assert completed(at, 2)["assistance"]["reason"] == "it is left"
+        with AdminClient(at.url, token=ADMIN) as admin:
+            card = fetch_card(admin, "demo")
+        assert "| distillation of each average | feddf, steps 10000" in card
+        assert "which was sent every single update" in card
+        assert "was missed in this round" in card
+        assert "judge" not in card
 
 
 def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Path) -> None:
@@ -299,6 +310,22 @@ def test_what_an_assistant_cannot_go_with_is_refused(
         pytest.raises(AssertionError, match=said),
     ):
         at.create(**{"assistant": "judge", **DISTILS, **fields})
+
+
+def test_a_task_without_logits_is_refused_whoever_made_its_first_model(
+    database_url: str, tmp_path: Path
+) -> None:
+    """By the coordinator with uploaded weights, and by the command, where code of one's own is."""
+    fields = {"name": "demo", "assistant": "judge", **DISTILS}
+    with live(database_url, tmp_path / "data") as at:
+        with pytest.raises(AssertionError, match="'facebook-comments' are no logits of its classes"):
+            at.create(**{**fields, "task": "facebook-comments", "classes": None})
+        own = RunConfig.model_validate(fields | {"task": "shared.tasks.facebook_comments:TASK"})
+        with (
+            AdminClient(at.url, token=ADMIN) as admin,
+            pytest.raises(InvalidConfiguration, match="no logits"),
+        ):
+            make_run_request(admin, own)
 
 
 def test_an_erased_assistant_has_no_name_any_more_and_said_nothing(database_url: str, tmp_path: Path) -> None:

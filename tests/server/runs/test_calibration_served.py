@@ -90,7 +90,9 @@ def test_all_clients_measure_and_the_classifier_is_made_anew(
     scores = features @ model["layer.weight"].T + model["layer.bias"]
     assert scores.argmax(axis=1).tolist() == [0, 2]
     with AdminClient(at.url, token=ADMIN) as admin:
-        assert "| calibration in the last round | ccvr" in fetch_card(admin, "demo")
+        card = fetch_card(admin, "demo")
+    assert "| calibration in the last round | ccvr" in card
+    assert "no model is averaged by these weights" in card
     assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 2)[0]
 
 

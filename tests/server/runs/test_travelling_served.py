@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from feddisco.admin import AdminClient
+from feddisco.cards import fetch_card
 from feddisco.replay import replay_round
 from server.runs.verification import verify
 from shared.travelling import deal_models
 from tests.helpers.live_coordinator import (
+    ADMIN,
     Live,
     ManualClient,
     enrolled,
@@ -100,6 +103,9 @@ def test_models_travel_and_are_averaged_by_what_they_were_trained_on(
         assert "until round 3" in page
         assert "all clients start from next" in at.admin.get(f"{at.url}/runs/demo/rounds/3").text
         assert "averaged every 3 rounds" in at.admin.get(f"{at.url}/runs/demo").text
+        with AdminClient(at.url, token=ADMIN) as admin:
+            card = fetch_card(admin, "demo")
+        assert "| averaged | every 3 rounds; between, models travelled" in card
         assert verify(at.coordinator.store, at.coordinator.blobs).faults == ()
         receipt = clients[0].http.get("/runs/demo/rounds/2/receipt").json()
         assert receipt["row"]["started_from"] is None, "a site is not told whose model it had"

@@ -50,3 +50,10 @@ def test_neither_is_created_if_one_of_the_names_is_taken(database_url: str, tmp_
 def test_a_name_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(ValueError, match="56 characters at most"):
         RunConfig(name="n" * 57, also="fedavg")
+
+
+def test_a_twin_is_fedavg_and_nothing_else() -> None:
+    more = {"distillation": {}, "assistant": "judge", "calibration": "ccvr"}
+    twin = RunConfig.model_validate({"name": "skin", "also": "fedavg", **more}).make_twin()
+    assert twin is not None
+    assert [twin.distillation, twin.assistant, twin.calibration] == [None, None, None]
