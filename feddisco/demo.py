@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import httpx
 
@@ -30,6 +31,8 @@ from shared.schemas import RunStatus
 __all__ = ["Processes", "raise_on_signals", "run_demo"]
 
 HOST = "127.0.0.1"
+CAN_FORK = sys.platform == "linux"
+"""Elsewhere libraries of the system that PyTorch loads do not bear a fork."""
 
 
 @dataclass
@@ -57,6 +60,13 @@ class Processes:
             )
         self.running[name] = process
         return process
+
+    def fork(self, name: str, *arguments: str) -> None:
+        """The same as :meth:`start`, by a fork of this process (:mod:`feddisco.forked`)."""
+        from feddisco.forked import ForkedProcess
+
+        forked = ForkedProcess(arguments, self.environment, self.folder / f"{name}.log")
+        self.running[name] = cast("subprocess.Popen[bytes]", forked)
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a process's log."""
@@ -113,7 +123,8 @@ def run_demo(
         processes = Processes(folder, _make_environment(folder, database_url))
         stack.callback(processes.stop)
         try:
-            return _train(processes, config, f"http://{HOST}:{port}", port, data, save)
+            with raise_on_signals():  # here, too: what it makes of a library's fault is said like any other
+                return _train(processes, config, f"http://{HOST}:{port}", port, data, save)
         except KeyboardInterrupt:
             say("\nStopped.")
             return 130
@@ -133,14 +144,13 @@ def _train(
     began = time.monotonic()
     say("Starting a coordinator, an evaluator and the workers, each in its own process ...")
     processes.start("coordinator", "server", "--host", HOST, "--port", str(port))
-    task = ["--task", config.task, "--algorithms", config.algorithm.name]
-    task += [] if data is None else ["--data", str(data)]
-    for index in range(config.min_clients):
-        part = ("--partition", "run", "--index", str(index))
-        _start_worker(processes, url, f"client-{index + 1}", *task, *part)
-    _start_worker(processes, url, "evaluator", *task, "--role", "evaluator")
+    if CAN_FORK:
+        from feddisco.forked import import_worker
+
+        import_worker()  # while the coordinator starts
     with AdminClient(url, token=processes.environment["FEDDISCO_ADMIN_TOKEN"]) as client:
         _wait_until_ready(processes, url)
+        _start_workers(processes, config, url, data)
         client.create(make_run_request(client, config))
         say(f"Status page: {url}/runs/{config.name}", "bold")
         status = follow(client, config.name, lambda line: _report(processes, line))
@@ -154,9 +164,16 @@ def _train(
     return 0
 
 
-def _start_worker(processes: Processes, url: str, name: str, *more: str) -> None:
-    state = processes.folder / name
-    processes.start(name, "worker", "--url", url, "--name", name, "--state", str(state), *more)
+def _start_workers(processes: Processes, config: RunConfig, url: str, data: Path | None) -> None:
+    flags = ["--url", url, "--task", config.task, "--algorithms", config.algorithm.name]
+    flags += [] if data is None else ["--data", str(data)]
+    own: dict[str, tuple[str, ...]] = {
+        f"client-{index + 1}": ("--partition", "run", "--index", str(index))
+        for index in range(config.min_clients)
+    }
+    start = processes.fork if CAN_FORK else processes.start
+    for name, more in (own | {"evaluator": ("--role", "evaluator")}).items():
+        start(name, "worker", "--name", name, "--state", str(processes.folder / name), *flags, *more)
 
 
 def _report(processes: Processes, line: str) -> None:

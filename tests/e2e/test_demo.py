@@ -59,6 +59,7 @@ def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None
     with demo(tmp_path, "--port", "0") as started:
         started.read_until(r"Status page: \S+")
         assert len(started.alive()) == 9
+        assert len(started.forks()) == 7, "for all of them PyTorch is imported once"
         started.signal(number)
         assert started.wait() == 130
         assert started.alive() == []

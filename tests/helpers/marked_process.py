@@ -74,6 +74,11 @@ class MarkedProcess:
         """All processes that carry the mark."""
         return [process for process in psutil.process_iter() if _environment(process).get(MARK) == self.mark]
 
+    def forks(self) -> list[psutil.Process]:
+        """Its children that have run no other program since."""
+        own = psutil.Process(self._process.pid)
+        return [child for child in own.children() if child.cmdline() == own.cmdline()]
+
     def end(self) -> None:
         for process in self.alive():
             process.kill()
