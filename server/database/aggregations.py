@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,27 +106,51 @@ def list_aggregating(connection: Reading) -> list[OpenAggregation]:
     return [OpenAggregation(*row) for row in connection.select(statement)]
 
 
-# what counted when the round was aggregated: a replay takes rejected updates out as the round did
-_ACCEPTED = [status for status in ParticipantStatus if status.is_accepted]
+_OF_RUN = sa.bindparam("of_run", type_=sa.String)
+_OF_ROUND = sa.bindparam("of_round", type_=sa.BigInteger)
+_OF_ATTEMPT = sa.bindparam("of_attempt", type_=sa.BigInteger)
+_ROUND = sa.select(rounds).where(
+    rounds.c.run == _OF_RUN, rounds.c.round == _OF_ROUND, rounds.c.attempt == _OF_ATTEMPT
+)
+_MANIFEST = sa.select(runs.c.manifest, runs.c.revision).where(runs.c.run == _OF_RUN)
+_ARRIVED = (
+    sa.select(participants)
+    .where(
+        participants.c.run == _OF_RUN,
+        participants.c.round == _OF_ROUND,
+        participants.c.attempt == _OF_ATTEMPT,
+        # what counted when the round was aggregated: a replay takes rejected updates out as the round did
+        participants.c.status.in_([status for status in ParticipantStatus if status.is_accepted]),
+    )
+    .order_by(participants.c.index)
+)
+_TRAVELLING = (
+    sa.select(travelling.c.model, travelling.c.client, travelling.c.earned)
+    .join(rounds, are_of_one_attempt(rounds, travelling))
+    .where(
+        travelling.c.run == _OF_RUN,
+        travelling.c.round == _OF_ROUND,
+        rounds.c.status == RoundStatus.COMPLETED,
+    )
+    .order_by(travelling.c.number)
+)
 
 
 def read_input(
     connection: Reading, run: str, number: int, attempt: int, configs: Configs
 ) -> AggregationInput:
     """Of an aggregating round, and of a completed one for its replay. Raises :class:`NotFound`."""
-    key = {"run": run, "round": number, "attempt": attempt}
-    round_: Row = connection.select(sa.select(rounds).filter_by(**key)).one_or_none()
+    key = {"of_run": run, "of_round": number, "of_attempt": attempt}
+    round_: Row = connection.select(_ROUND, key).one_or_none()
     if round_ is None:
         raise NotFound(f"run {run!r} has no attempt {attempt} of round {number}")
-    manifest = connection.select(sa.select(runs.c.manifest).where(runs.c.run == run)).scalar_one()
+    manifest, revision = connection.select(_MANIFEST, {"of_run": run}).one()
     trainers = tuple(
         Trainer(index, examples, None if text is None else float(text))
         for index, examples, text in round_.trainers
     )
-    found = sa.select(participants).filter_by(**key).where(participants.c.status.in_(_ACCEPTED))
-    arrived = connection.select(found.order_by(participants.c.index))
     discrepancies = {trainer.index: trainer.discrepancy for trainer in trainers}
-    config = configs.of(connection, run)
+    config = configs.of(connection, run, revision)
     return AggregationInput(
         run=run,
         round=number,
@@ -137,28 +161,23 @@ def read_input(
         start_broadcast=round_.start_broadcast,
         start_private=round_.start_private,
         start_memory=_read_memory(round_.start_memory),
-        updates=tuple(_update(row, discrepancies) for row in arrived),
+        updates=tuple(_update(row, discrepancies) for row in connection.select(_ARRIVED, key)),
         trainers=trainers,
         secure=None if round_.secure is None else Coordinator.model_validate_json(round_.secure),
-        travelling=tuple(_list_travelling(connection, run, number - 1)),
+        travelling=_list_travelling(connection, config, run, number - 1),
         assistance=find_assistance(connection, (run, number, attempt)) if config.assistant else None,
         assistant_gone=is_gone(connection, run, config),
     )
 
 
-def _list_travelling(connection: Reading, run: str, number: int) -> Iterator[TravellingFacts]:
+def _list_travelling(
+    connection: Reading, config: RunConfig, run: str, number: int
+) -> tuple[TravellingFacts, ...]:
     """As round ``number`` left them; a later one that counts started from them."""
-    statement = (
-        sa.select(travelling.c.model, travelling.c.client, travelling.c.earned)
-        .join(rounds, are_of_one_attempt(rounds, travelling))
-        .where(
-            travelling.c.run == run,
-            travelling.c.round == number,
-            rounds.c.status == RoundStatus.COMPLETED,
-        )
-        .order_by(travelling.c.number)
-    )
-    return (TravellingFacts(*row) for row in connection.select(statement))
+    if config.average_every == 1:
+        return ()
+    found = connection.select(_TRAVELLING, {"of_run": run, "of_round": number})
+    return tuple(TravellingFacts(*row) for row in found)
 
 
 def _update(row: Row, discrepancies: Mapping[int, float | None]) -> Update:

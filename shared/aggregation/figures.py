@@ -6,7 +6,8 @@ The files are read in chunks; memory does not grow with the model or the number 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared import wire
-from shared.aggregation.products import read_chunks
+from shared.aggregation.products import MOST_OPEN, read_chunks
 
 if TYPE_CHECKING:
     from shared.schemas import TensorSpec
@@ -138,12 +139,32 @@ def _compare_with_others(
     ``paths`` are those of the updates, and the model's. ``narrow``: in float32 within a chunk.
     """
     along, own, whole = np.zeros(len(norms)), np.zeros(len(norms)), 0.0
-    longest = COSINES_CHUNK // len(norms) + 1
-    for _, _, rows in read_chunks(paths, parameters, longest=longest, narrow=narrow):
-        moved = np.subtract(rows[:-1], rows[-1], out=rows[:-1])
-        sums = np.einsum("k,kc->c", (1 / norms).astype(rows.dtype), moved)
+    for moved in _read_displacements(paths, parameters, narrow=narrow):
+        sums = np.einsum("k,kc->c", (1 / norms).astype(moved.dtype), moved)
         along += np.einsum("kc,c->k", moved, sums)
         own += np.einsum("kc,kc->k", moved, moved)
         whole += float(np.einsum("c,c->", sums, sums))
     along, own = along / norms, own / norms**2  # own: 1, but for the digits that a norm has
     return along - own, np.sqrt(np.maximum(whole - 2 * along + own, 0.0))
+
+
+def _read_displacements(
+    paths: Sequence[Path], parameters: Sequence[TensorSpec], *, narrow: bool
+) -> Iterator[Vector]:
+    """Those of the files from the last of ``paths``, in pieces, a row a file: (K - 1, M)."""
+    longest = COSINES_CHUNK // len(paths) + 1
+    if len(paths) > MOST_OPEN:
+        for _, _, rows in read_chunks(paths, parameters, longest=longest, narrow=narrow):
+            yield np.subtract(rows[:-1], rows[-1], out=rows[:-1])
+        return
+    names = [spec.name for spec in parameters]
+    with ExitStack() as stack:
+        files = [stack.enter_context(wire.opened(path)) for path in paths]
+        for columns in wire.abreast(files, wire.MODEL, names):
+            for first in range(0, len(columns[-1]), longest):
+                pieces = [column[first : first + longest] for column in columns]
+                kind = np.float32 if narrow and pieces[-1].dtype != np.float64 else np.float64
+                rows = np.empty((len(pieces), len(pieces[-1])), kind)
+                for row, piece in zip(rows, pieces, strict=True):
+                    row[:] = piece
+                yield np.subtract(rows[:-1], rows[-1], out=rows[:-1])
