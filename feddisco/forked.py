@@ -61,7 +61,8 @@ class ForkedProcess(ForkProcess):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         _redirect(self._log)
-        os.environ.update(self._environment)
+        for name, value in self._environment.items():
+            os.environ[name] = value
         tempfile.tempdir = None  # looked up before, in another environment
         sys.argv = ["feddisco", *self._arguments]
         from feddisco.main import main
