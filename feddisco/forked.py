@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -65,9 +66,7 @@ class ForkedProcess(ForkProcess):
             os.environ[name] = value
         tempfile.tempdir = None  # looked up before, in another environment
         sys.argv = ["feddisco", *self._arguments]
-        from feddisco.main import main
-
-        main()
+        runpy.run_module("feddisco", run_name="__main__", alter_sys=True)
 
     def poll(self) -> int | None:
         return self.exitcode
