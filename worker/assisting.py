@@ -8,10 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shared.faults import Doing, Fault, FaultCode
-from shared.problems import Conflict
+from shared.problems import Conflict, DigestMismatch, InvalidRequest, Truncated
 from shared.schemas import AssistReport
 from shared.texts import format_size
-from worker.faults import LocalFault, local_faults
+from worker.faults import (
+    UPLOAD_BREAKS,
+    LocalFault,
+    describe_broken_upload,
+    describe_fault,
+    local_faults,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +72,13 @@ class Assisting:
         except Conflict as refused:
             self.reporter.say(f"{_title(assignment)}: the answer was not taken: {refused}")
             return
+        except (DigestMismatch, Truncated):
+            raise  # damaged on the way: it is asked for again
+        except InvalidRequest as invalid:  # made again, it would be the same, and refused again
+            self.give_up(assignment, describe_fault(invalid, Doing.ASSISTING))
+            return
+        except UPLOAD_BREAKS as error:
+            raise describe_broken_upload(error, size) from error
         finally:
             path.unlink(missing_ok=True)
         self.reporter.say(f"{_title(assignment)}: {_describe(assignment, report)}, sent {format_size(size)}")

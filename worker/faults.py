@@ -113,7 +113,7 @@ def describe_broken_upload(error: Exception, sent_bytes: int) -> LocalFault:
     size, why = format_size(sent_bytes), _text(error) or type(error).__name__
     return LocalFault(
         Fault(FaultCode.UPLOAD_CUT, counts={"bytes": sent_bytes}),
-        f"The update of {size} did not arrive ({why}). If other requests go through, a proxy or firewall on "
+        f"The file of {size} did not arrive ({why}). If other requests go through, a proxy or firewall on "
         "the way cuts what is long or large.",
     )
 

@@ -33,6 +33,9 @@ __all__ = ["FedLawWeighting"]
 HALVED_EVERY = 20
 """Epochs between two halvings of Adam's rate, as in the authors' code."""
 
+LARGEST_EXPONENT = 60.0
+"""Of gamma: models that are e^60 times as long are beyond float32 soon, and no model at all."""
+
 
 class FedLawWeighting(Weighting):
     """``x = gamma sum_k softmax(l)_k y_k``, gamma = exp(g); Adam learns l and g on examples (section 4).
@@ -80,8 +83,18 @@ class FedLawWeighting(Weighting):
         for epoch in range(self.epochs):
             rate = self.learning_rate * 0.5 ** (epoch // HALVED_EVERY)
             for batch in range(proxy.batches):
-                logits = adam.step(logits, _slopes(logits, indices, proxy, batch), rate)
+                logits = _check(adam.step(logits, _slopes(logits, indices, proxy, batch), rate))
         return logits
+
+
+def _check(logits: Vector) -> Vector:
+    """Raises InvalidConfiguration where their exponentials are no numbers any more."""
+    if not np.isfinite(logits).all() or abs(float(logits[-1])) > LARGEST_EXPONENT:
+        raise InvalidConfiguration(
+            "fedlaw: what it learns of the weights grows without bound",
+            hint="Lower weighting.learning_rate, which is Adam's.",
+        )
+    return logits
 
 
 def _slopes(logits: Vector, indices: Sequence[int], proxy: Proxy, batch: int) -> Vector:

@@ -397,6 +397,14 @@ def test_fedlaw_by_autograd_adam_and_step_lr() -> None:
     assert weighed.adjustment.shrink < 0.99, "it has learned something"
 
 
+@pytest.mark.parametrize("rate", [50.0, 1e4])
+def test_fedlaw_that_learns_too_fast_says_so(rate: float) -> None:
+    x, moved = vectors(3)
+    proxy = LinearProxy(torch.from_numpy(np.stack([flat(y) for y in moved])))
+    with pytest.raises(InvalidConfiguration, match="grows without bound"):
+        FedLawWeighting(learning_rate=rate).weigh(replace(round_of(x, moved, [10, 20, 30]), proxy=proxy))
+
+
 # ---------------------------------------------------------------- what all keep
 
 OPTIONS = {"fedlaw": {"epochs": 2}}

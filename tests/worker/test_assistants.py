@@ -96,6 +96,21 @@ def test_an_assistant_whose_policy_says_no_is_not_waited_for(database_url: str, 
     assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", 2)[0]
 
 
+def test_an_answer_that_is_refused_is_not_made_again(database_url: str, tmp_path: Path) -> None:
+    """It would be the same, and the run would wait for each of them."""
+    diverges = {**LEARNS, "weighting": {**LEARNS["weighting"], "learning_rate": 50.0, "epochs": 1}}
+    with live(database_url, tmp_path / "data") as at:
+        create(at, assistant="judge", **{**diverges, "rounds": 1})
+        asked = judge(at, tmp_path)
+        crew(at, tmp_path)
+        at.wait_for(lambda: at.run()["status"] == "completed", 60)
+        asked.join()
+        found = at.admin.get("/runs/demo/rounds/1").json()
+        assert found["assistance"]["reason"].startswith("The coordinator refused what the site sent (422)")
+        assert "Trying again" not in asked.log
+        assert asked.log.count("no answer (refused)") == 1
+
+
 def test_a_trainer_declines_unless_its_policy_allows_an_assistant(database_url: str, tmp_path: Path) -> None:
     """Of data of its own; the default is no, and nothing is imported or trained before."""
     allows = tmp_path / "allows.yaml"
