@@ -47,12 +47,7 @@ class Assisting:
 
         Raises :class:`worker.faults.LocalFault` that says why there is none.
         """
-        if not self.site.policy_for(local.view).assistant:
-            where = self.site.where("assistant")
-            raise LocalFault(
-                Fault(FaultCode.NOT_ASSISTANT),
-                f"the run asks this site to work as its assistant ({where} has assistant: false)",
-            )
+        self.site.check_assisting(local.view)
         with local_faults(Doing.LOADING_TRAINING_DATA):
             if local.workbench.spare_examples() is None:
                 raise LocalFault(

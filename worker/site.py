@@ -16,7 +16,7 @@ from shared.schemas import Role, RunView
 from shared.tasks import load_task
 from worker.disclosure import Disclosures, Question, Rule
 from worker.faults import LocalFault, local_faults
-from worker.policy.check import check_run, find_rule
+from worker.policy.check import check_assisting, check_run, find_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,6 +132,10 @@ class Site:
     def check_policy(self, view: RunView) -> None:
         """Raise :class:`worker.faults.LocalFault` if the run is outside this site's policy."""
         check_run(view, self._policy, self.settings.role, dealt=self.is_dealt(view))
+
+    def check_assisting(self, view: RunView) -> None:
+        """Raise :class:`worker.faults.LocalFault` if the policy is against being the run's assistant."""
+        check_assisting(view.config, self._policy, dealt=self.is_dealt(view))
 
     def policy_for(self, view: RunView) -> Policy:
         return self._policy.for_data(dealt=self.is_dealt(view))

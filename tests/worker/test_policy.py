@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from feddisco.main import app
+from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import create, keep, worker
+from worker.faults import LocalFault
 from worker.policy import DEALT, OWN, Policy
-from worker.policy.check import allows
+from worker.policy.check import allows, check_assisting
 from worker.policy.document import SETTINGS, format_policy, load_policy, parse_policy, read_policy
 from worker.settings import WorkerSettings, load
 
@@ -315,6 +317,31 @@ def test_what_the_run_deals_needs_no_policy(at: Live, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- a file that was changed between two starts
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "said"),
+    [
+        ("assistant: false", {"distillation": {}}, "line 1 has assistant: false)"),
+        ("assistant: true\nmost_epsilon: 8", {"distillation": {}}, "(a step without noise;"),
+        (
+            "assistant: true\nmost_steps: 500",
+            {"distillation": {"steps": 600}},
+            "line 2 has most_steps: 500)",
+        ),
+        ("assistant: true\nlargest_batch: 64", {"weighting": {"kind": "fedlaw"}}, "has largest_batch: 64)"),
+        ("assistant: true\nmost_epochs: 5", {"weighting": {"kind": "fedlaw"}}, "(20; "),
+    ],
+)
+def test_an_assistants_step_is_a_training_on_its_data(
+    text: str, config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    run = RunConfig.model_validate({"name": "demo", "assistant": "judge", **config})
+    check_assisting(run, load_policy(WorkerSettings(url="http://nowhere", policy=None)), dealt=True)
+    policy = load_policy(WorkerSettings(url="http://nowhere", policy=write(tmp_path, text)))
+    with pytest.raises(LocalFault, match=re.escape(said)) as refused:
+        check_assisting(run, policy, dealt=False)
+    assert refused.value.told.code is FaultCode.NOT_ASSISTANT
 
 
 def test_a_run_that_is_no_longer_inside_is_left_before_any_work(at: Live, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.secure.ring import SMALLEST_SUM
 from shared.tasks import base_of
+from shared.weightings import load_weighting
 from worker.disclosure import NotDisclosed, Rule, check_rule
 from worker.faults import LocalFault
 from worker.policy import Policy, SitePolicy
 from worker.policy.document import format_value
 
-__all__ = ["allows", "check_run", "find_rule"]
+__all__ = ["allows", "check_assisting", "check_run", "find_rule"]
 
 _LIMITS: Final = {
     "most_parameters": FaultCode.MODEL_TOO_LARGE,
@@ -60,6 +61,38 @@ def check_run(view: RunView, site: SitePolicy, role: Role, *, dealt: bool) -> No
         stated = format_value(policy.model_dump(mode="json")[key])
         detail = f"({refusal.asked}; {site.where(key)} has {key}: {stated})"
         raise LocalFault(refusal.fault, f"{refusal.fault.sentence} {detail}")
+
+
+def check_assisting(config: RunConfig, site: SitePolicy, *, dealt: bool) -> None:
+    """Raise :class:`worker.faults.LocalFault` if this site is not to do the step that the run asks of it.
+
+    It is a training on the data here, so it is bound by what bounds trainings.
+    """
+    policy = site.for_data(dealt=dealt)
+    for key, asked in _find_beyond_assisting(config, policy):
+        stated = format_value(policy.model_dump(mode="json")[key])
+        detail = f"{asked}; {site.where(key)} has {key}: {stated}"
+        raise LocalFault(
+            Fault(FaultCode.NOT_ASSISTANT), f"the run asks this site to work as its assistant ({detail})"
+        )
+
+
+def _find_beyond_assisting(config: RunConfig, policy: Policy) -> Iterator[tuple[str, str]]:
+    """The policy's keys that speak against the step, and what of it each is about."""
+    if not policy.assistant:
+        yield "assistant", config.name
+    if policy.most_epsilon is not None:
+        yield "most_epsilon", "a step without noise"
+    asked: dict[str, int]
+    if config.distillation is not None:
+        asked = {"most_steps": config.distillation.steps, "largest_batch": config.distillation.batch_size}
+    else:
+        learning = load_weighting(config.weighting)
+        asked = {"most_epochs": getattr(learning, "epochs", 0), "largest_batch": learning.proxy_size[1]}
+    for key, number in asked.items():
+        limit: int | None = getattr(policy, key)
+        if limit is not None and number > limit:
+            yield key, f"{number:,}"
 
 
 def find_rule(policy: Policy, *, dealt: bool) -> Rule:
