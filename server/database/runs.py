@@ -21,7 +21,16 @@ from server.lifecycle.views import find_obstacle, find_standing, waiting_for
 from shared.config import RunConfig
 from shared.fingerprints import identity_fingerprint
 from shared.problems import NameTaken
-from shared.schemas import EnrolmentView, HeadlineScore, RunStatus, RunSummary, RunView, TensorSpec
+from shared.schemas import (
+    EnrolmentView,
+    HeadlineScore,
+    RoundStatus,
+    RoundView,
+    RunStatus,
+    RunSummary,
+    RunView,
+    TensorSpec,
+)
 
 __all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state"]
 
@@ -138,9 +147,11 @@ def read_run(
     ended = state.status.is_terminal
     model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
+    config = configs.of(connection, run, row.revision)
+    waits = waiting_for(state, now, reader=reader) + _name_assistant(config, current, state, reader)
     return RunView(
         **_summary(row, read_headlines(connection, configs, run), _read_chosen(connection, [row])),
-        config=configs.of(connection, run, row.revision),
+        config=config,
         revision=row.revision,
         classes=tuple(row.classes),
         manifest=tuple(TensorSpec.model_validate(spec) for spec in row.manifest),
@@ -149,11 +160,24 @@ def read_run(
         enrolments=_enrolments(connection, run),
         taken_indexes=tuple(sorted(indexes)),
         current_round=current,
-        waiting_for=waiting_for(state, now, reader=reader),
+        waiting_for=waits,
         obstacle=obstacle.kind if state.status is RunStatus.WAITING and obstacle is not None else None,
         rewound_attempts=state.rewound_attempts,
         totals=state.totals,
     )
+
+
+def _name_assistant(config: RunConfig, current: RoundView | None, state: Run, reader: str | None) -> str:
+    """That an aggregation waits for the run's assistant, if it does; for clients without its name."""
+    asked = None if current is None or current.status is not RoundStatus.AGGREGATING else current.assistance
+    if asked is None or config.assistant is None or asked.answered_at or asked.outcome:
+        return ""
+    until = f"is asked until {asked.deadline_at:%Y-%m-%d %H:%M} UTC"
+    if reader is not None:
+        return f"; the run's assistant {until}"
+    who = config.assistant.client
+    is_here = any(found.client == who for found in state.enrolments)
+    return f"; {who}, the run's assistant, {until}{'' if is_here else ', and takes no part in the run yet'}"
 
 
 def final_model(connection: Reading, run: str, configs: Configs) -> str | None:

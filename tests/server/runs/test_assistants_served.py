@@ -23,6 +23,7 @@ from tests.helpers.live_coordinator import (
     ADMIN,
     Live,
     ManualClient,
+    enrolled,
     file_of,
     live,
     settings_for,
@@ -95,6 +96,13 @@ def test_it_alone_is_sent_single_updates_and_only_while_it_is_asked(
         page = at.http().get(f"{at.url}/runs/demo").text
         assert "judge, the run&#39;s assistant, is sent every single update" in page
         assert "The round waits for judge, its assistant, until" in page
+        waits = at.run()["waiting_for"]
+        assert waits.startswith(
+            "round 1: 2 updates are being aggregated; judge, the run's assistant, is asked"
+        )
+        told = trainers[0].http.get("/runs/demo").json()["waiting_for"]
+        assert "; the run's assistant is asked until" in told
+        assert "judge" not in told
         for digest in (*updates, work["model"]):
             assert judge.http.get(f"/blobs/{digest}").status_code == 200
             assert trainers[0].http.get(f"/blobs/{digest}").status_code == 403
@@ -162,9 +170,13 @@ def test_a_restarted_coordinator_asks_the_same_and_deadlines_move(database_url: 
 
 def test_a_deadline_ends_the_wait_and_a_late_answer_is_refused(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant={"client": "judge", "deadline_seconds": 0.5}, **DISTILS)
-        trainers, judge = enrol(at)
+        at.create(assistant={"client": "judge", "deadline_seconds": 1.0}, **DISTILS)
+        trainers = enrolled(at, (10, 30))
         upload(trainers)
+        at.wait_for(lambda: "judge, the run's assistant, is asked until" in at.run()["waiting_for"])
+        assert at.run()["waiting_for"].endswith(", and takes no part in the run yet")
+        judge = at.site("judge")
+        assert judge.enrol("demo", 5, role="evaluator").status_code == 200
         found = completed(at)
         assert found["assistance"]["outcome"] == "missed"
         assert found["assistance"]["reason"].startswith("no answer came until ")
