@@ -46,11 +46,17 @@ def _describe_round(view: RoundView) -> dict[str, Any]:
     seen = {
         one.client: {name: score.accuracy for name, score in one.shadows.items()} for one in view.evaluations
     }
+    beside = {
+        name: part.model_dump(mode="json")
+        for name, part in (("adjustment", view.adjustment), ("assistance", view.assistance))
+        if part is not None
+    }
     return {
         "round": view.round,
         "seconds": took,
         "model": view.model,
         "evaluations": scores,
         "ledger": [row.model_dump(mode="json", exclude=_NOT_KEPT) for row in view.ledger],
+        **beside,
         **({"shadows": shadows, "shadow_accuracy": seen} if shadows else {}),
     }

@@ -105,9 +105,7 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
 
     It must have left all runs: revoke it first. Raises :class:`NotFound`.
     """
-    of_client = sa.select(enrolments.c.run).where(enrolments.c.client == client)
-    locked = sa.select(runs.c.run).where(runs.c.run.in_(of_client)).order_by(runs.c.run)
-    its_runs = list(connection.select(locked.with_for_update(key_share=True)).scalars())
+    its_runs = _lock_its_runs(connection, client)
     if list_open_updates(connection, client):
         return None
     name, said = _add_nameless(connection, client, now), _list_words(connection, client)
@@ -125,6 +123,20 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     connection.execute(clients.delete().where(clients.c.client == client))
     add_events(connection, [{"kind": "client_erased", "client": name}], actor=actor, now=now)
     return name
+
+
+def _lock_its_runs(connection: Writing, client: str) -> list[str]:
+    """Those in which it took part, and those whose configuration names it."""
+    took_part = connection.select(sa.select(enrolments.c.run).where(enrolments.c.client == client)).scalars()
+    without = _make_replace(client, "", ())
+    named = (
+        run
+        for run, config in connection.select(sa.select(runs.c.run, runs.c.config)).all()
+        if any(without(config.get(key)) != config.get(key) for key in _NAMED_IN_CONFIG)
+    )
+    of_client = runs.c.run.in_({*took_part, *named})
+    locked = sa.select(runs.c.run).where(of_client).order_by(runs.c.run)
+    return list(connection.select(locked.with_for_update(key_share=True)).scalars())
 
 
 def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:

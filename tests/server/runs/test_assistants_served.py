@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.numpy import save
 
 from feddisco.admin import AdminClient, make_run_request
 from feddisco.cards import fetch_card
+from feddisco.record import write_record
 from feddisco.replay import replay_round
 from server.database.session import make_engine
 from server.database.store import Store
@@ -235,6 +237,11 @@ def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Pa
         upload(trainers, 2)
         missed = completed(at, 2)
         assert missed["adjustment"] is None
+        with AdminClient(at.url, token=ADMIN) as admin:
+            write_record(admin, "demo", tmp_path / "record.json")
+        first, second = json.loads((tmp_path / "record.json").read_text())["rounds"]
+        assert (first["assistance"]["outcome"], second["assistance"]["outcome"]) == ("used", "missed")
+        assert first["adjustment"] == found["adjustment"]
         assert [row["weight"] for row in missed["ledger"]] == pytest.approx([0.25, 0.75])
     for number in (1, 2):
         assert replay_round(settings_for(database_url, tmp_path / "data"), "demo", number)[0]
@@ -342,6 +349,8 @@ def test_a_task_without_logits_is_refused_whoever_made_its_first_model(
 
 def test_an_erased_assistant_has_no_name_any_more_and_said_nothing(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
+        evaluators = {"trainers": "anyone", "evaluators": ["judge"]}
+        at.create("other", assistant="judge", participants=evaluators, **DISTILS)
         at.create(assistant="judge", **DISTILS)
         trainers, judge = enrol(at)
         upload(trainers)
@@ -358,3 +367,5 @@ def test_an_erased_assistant_has_no_name_any_more_and_said_nothing(database_url:
         assert stored is not None
         assert stored.fault == "(erased)"
         assert "Miller" not in str(at.events())
+        assert at.run("other")["config"]["participants"]["evaluators"] == [name], "it was never in it"
+        assert "judge" not in str(at.run("other"))
