@@ -207,6 +207,13 @@ def is_assistant(connection: Reading, run: str, config: RunConfig, client: str) 
     return connection.select(found).first() is not None
 
 
+_GONE = {
+    EnrolmentStatus.LEFT: "it has left the run",
+    EnrolmentStatus.DECLINED: "it has declined the run",
+    EnrolmentStatus.REFUSED: "it was refused",
+}
+
+
 def is_gone(connection: Reading, run: str, config: RunConfig) -> str | None:
     """Why the assistant will not answer: it takes no part any more. None: it may, or it may still come."""
     if config.assistant is None:
@@ -219,7 +226,7 @@ def is_gone(connection: Reading, run: str, config: RunConfig) -> str | None:
         return None
     if row.role is not Role.EVALUATOR:
         return "it takes part as a trainer"
-    return f"it is {row.status.value}" if row.status.is_gone else None
+    return _GONE.get(row.status)
 
 
 # -------------------------------------------------------------------- answers

@@ -203,7 +203,7 @@ def test_nobody_waits_for_one_that_has_left_or_says_that_it_cannot(database_url:
         assert completed(at)["assistance"]["reason"] == "There is nothing here."
         assert judge.http.delete("/runs/demo/enrolments/me").status_code == 204
         upload(trainers, 2)
-        assert completed(at, 2)["assistance"]["reason"] == "it is left"
+        assert completed(at, 2)["assistance"]["reason"] == "it has left the run"
         with AdminClient(at.url, token=ADMIN) as admin:
             card = fetch_card(admin, "demo")
         assert "| distillation of each average | feddf, steps 10000" in card
