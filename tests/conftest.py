@@ -28,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults-out", help="where a line is added for each random fault (make test-faults)")
 
 
+def pytest_configure() -> None:
+    """All that is spoken to is on this machine: the certificates of the public's authorities, which each
+    client of HTTP would read anew for 30 ms, are not needed.
+    """
+    os.environ.setdefault("SSL_CERT_FILE", str(ROOT / "tests" / "fixtures" / "nobodys-authority.pem"))
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """A long value would be the test's name, which each process of pytest-xdist sends to the others."""
     if isinstance(val, str | bytes) and len(val) > LONGEST_NAME:
