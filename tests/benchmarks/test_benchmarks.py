@@ -94,12 +94,11 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
     assert modules - counting == {name.split()[0] for name in SHORT} == set(LONG)
 
 
+QUICK = ("aggregation", "coordinator", "overhead", "polling")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if " --" in name or name in ("load", "secure") else ())
-        for name in SHORT
-    ],
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SHORT]
 )
 def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
     with benchmark(tmp_path, name) as started:

@@ -224,7 +224,7 @@ def test_a_coordinator_that_asks_to_wait_is_waited_for(at: Live, tmp_path: Path)
             return None
         asked.append(path)
         body = b'{"code": "too-many-requests", "detail": "north has 3 uploads open already"}'
-        return Answer(429, body, {"Content-Type": "application/problem+json", "Retry-After": "2"})
+        return Answer(429, body, {"Content-Type": "application/problem+json", "Retry-After": "1"})
 
     create(at, min_clients=1, rounds=1, max_attempts=1, weighting={"kind": "sizes"})
     with proxy(at.url, ask_to_wait) as url:
