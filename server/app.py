@@ -25,6 +25,7 @@ from server.coordinator import Coordinator
 from server.database.integrity import rows_are_read
 from server.database.session import make_engine
 from server.database.store import Store
+from server.garbage import spare_program
 from server.monitoring.metrics import Telemetry
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.actions import Actions
@@ -411,7 +412,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
         coordinator.hub.relay = relay
         background.start("relay", relay.run())
         background.start("revocations", _follow_revocations(coordinator))
-    runner.warm_up()
+    spare_program()  # PyTorch is not there yet: it comes with the first run, and takes some hundred megabytes
     try:
         yield
     finally:

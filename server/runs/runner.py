@@ -21,7 +21,6 @@ from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.clock import Clock
 from server.database.store import Store
-from server.garbage import spare_program
 from server.lifecycle.effects import Aggregate, Record, Wake
 from server.lifecycle.events import (
     AggregationDelayed,
@@ -270,10 +269,6 @@ class Runner:
         self.early.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
 
-    def warm_up(self) -> None:
-        """Import PyTorch now, in the background, rather than in the first round."""
-        self._workers.submit(_import_aggregation)
-
     async def _sweep(self, keep_time: Callable[[], None]) -> None:
         await self._threads.run(keep_time)
         await self._threads.run(self._pass_time)
@@ -386,10 +381,3 @@ def _key(found: OpenAggregation) -> Key:
 
 def _follow_nothing() -> None:
     """Until a timekeeper is there."""
-
-
-def _import_aggregation() -> None:
-    import shared.aggregation  # noqa: F401
-
-    # now all of the program is there
-    spare_program()
