@@ -5,8 +5,11 @@ A command's file is imported when it is called: ``feddisco --help`` needs nothin
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import importlib
+import os
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -134,6 +137,8 @@ FOLDER_FAULTS = (
 
 def main() -> None:
     """Entry point; a problem ends with one sentence and exit code 2."""
+    atexit.register(gc.freeze)  # the last collection would look through all that was imported
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "1"  # to find none it reads each installed package's metadata
     # httpx reads its own command line with it, which imports rich and Pygments: a sixth of `run list`
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     try:

@@ -53,6 +53,18 @@ def test_a_command_imports_what_it_needs_and_no_more(tmp_path: Path) -> None:
     assert list_imported(*calls[4:]) == [{"pydantic", "httpx"}] * 3
 
 
+def test_a_command_ends_without_a_last_look_through_all_that_was_imported() -> None:
+    program = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"
+        "sys.argv = ['feddisco', '--help']\n"
+        "from feddisco.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_says_of_each_command_what_the_command_says(name: str) -> None:
     place = COMMANDS[name]
