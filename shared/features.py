@@ -48,6 +48,9 @@ __all__ = [
 COUNTS, SUMS, PRODUCTS = "counts", "sums", "products"
 FEATURES = "features"
 
+LARGEST_ROUNDING = 1.05
+"""By how much a number of examples may be above what is told of it to two significant digits."""
+
 
 @dataclass(frozen=True)
 class Classifier:
@@ -130,14 +133,13 @@ def count_keys(algorithm: Algorithm[Any], manifest: Sequence[TensorSpec]) -> lis
 def check_counts(path: Path, keys: Sequence[str], examples: int) -> None:
     """Raise OutOfBounds if the counts in a validated update cannot be those of so many ``examples``.
 
-    Whoever counts more would have more say than its size gives it. A size that is told to two digits may
-    be less than what is counted by a twentieth.
+    Whoever counts more would have more say than its size gives it.
     """
     with wire.opened(path) as file:
         for key in keys:
             counts = file.tensor(key.removesuffix(f"/{COUNTS}"), COUNTS)
             least, total = float(counts.min()), float(counts.sum())
-            if least < 0 or bool((counts != counts.round()).any()) or total > 1.1 * examples:
+            if least < 0 or bool((counts != counts.round()).any()) or total > LARGEST_ROUNDING * examples:
                 raise OutOfBounds(
                     f"the tensor {key!r} counts {total:g} examples, {least:g} of one class, where the client "
                     f"has {examples}",

@@ -320,7 +320,13 @@ def test_lies_within_the_bounds_of_a_run_make_a_model_that_is_finite(tmp_path: P
 
 @pytest.mark.parametrize(
     ("counts", "fits"),
-    [([3.0, 4.0, 5.0], True), ([-1.0, 8.0, 5.0], False), ([3.5, 4.0, 4.5], False), ([6.0] * 3, False)],
+    [
+        ([3.0, 4.0, 5.0], True),
+        ([4.0, 4.0, 5.0], False),
+        ([-1.0, 8.0, 5.0], False),
+        ([3.5, 4.0, 4.5], False),
+        ([6.0] * 3, False),
+    ],
 )
 def test_counts_are_of_the_clients_own_examples(counts: list[float], fits: bool, tmp_path: Path) -> None:
     path = wire.write(tmp_path / "update", {"class_sums": {"counts": torch.tensor(counts).double()}}).path
