@@ -21,7 +21,7 @@ from shared.files import replacing
 from shared.problems import InvalidConfiguration, MissingTensor
 from shared.schemas import TensorKind, TensorSpec
 from shared.wire.header import DTYPES, METADATA, Entry, Header, read_header, shown
-from shared.wire.validation import Layout, validate
+from shared.wire.validation import Layout, validate, widen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -330,12 +330,7 @@ class Widened:
         return len(self._bits)
 
     def __getitem__(self, piece: slice, /) -> NDArray[np.float32]:
-        import numpy as np
-
-        bits = self._bits[piece]
-        if self._dtype == "F16":
-            return bits.view("<f2").astype(np.float32)
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+        return widen(self._bits[piece], self._dtype)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-__all__ = ["Layout", "validate"]
+__all__ = ["Layout", "validate", "widen"]
 
 CHUNK_BYTES = 256 * 1024  # stays in the processor's cache, a multiple of every itemsize
 WIDEST = 8  # bytes of a number
@@ -178,10 +178,9 @@ def _bits(dtype: str, value: float) -> Any:
 
 def _check_entries(name: str, dtype: str, bits: Any, first: int, max_entry: float) -> None:
     """The exponents of ``bits`` reach that of ``max_entry``: look at the values themselves."""
-    if dtype == "BF16":
-        magnitudes = np.abs((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64))
-    else:
-        magnitudes = np.abs(bits.view(f"<f{bits.dtype.itemsize}").astype(np.float64))
+    size = bits.dtype.itemsize
+    values = widen(bits, dtype) if size == 2 else bits.view(f"<f{size}")
+    magnitudes = np.abs(values.astype(np.float64))
     position = int(magnitudes.argmax())
     if magnitudes[position] > max_entry:
         raise OutOfBounds(
@@ -191,6 +190,18 @@ def _check_entries(name: str, dtype: str, bits: Any, first: int, max_entry: floa
             tensor=shown(name),
             position=first + position,
         )
+
+
+def widen(bits: NDArray[np.uint16], dtype: str) -> NDArray[np.float32]:
+    """Numbers of 16 bits, F16 or BF16, as float32.
+
+    >>> import numpy
+    >>> widen(numpy.array([0x3FC0], numpy.uint16), "BF16").tolist()
+    [1.5]
+    """
+    if dtype == "F16":
+        return bits.view("<f2").astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _scan_booleans(file: FileIO, name: str, entry: Entry, chunk: Bytes) -> None:
