@@ -12,17 +12,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from shared.aggregation.secure_sums import add_up_totals, score_of
 from shared.algorithms import available, load_algorithm
 from shared.config import AlgorithmChoice, RunConfig
 from shared.discrepancy import discrepancy
-from shared.tasks import task_of
-from shared.tasks.loading import load_examples
-from shared.training.workbench import Workbench
 from shared.weightings import Contribution
 from simulation.run import simulate
+from tests.helpers.benches import make_bench
 from tests.helpers.processes import Deployment, run_config
 
 pytestmark = [
@@ -123,15 +120,7 @@ class SiteNumbers:
 
 def site_numbers(config: RunConfig, system: Deployment) -> list[SiteNumbers]:
     """Of each site, from the data and from its own journal."""
-    task = task_of(config)
-    bench = Workbench(
-        config=config,
-        task=task,
-        algorithm=load_algorithm(config.algorithm),
-        load=lambda split: load_examples(task, split, None, config.seed),
-        partition=config.partition,
-        device=torch.device("cpu"),
-    )
+    bench = make_bench(config)
     asked = config.weighting.discrepancy
     assert asked is not None
     known = [

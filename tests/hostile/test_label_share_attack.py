@@ -11,18 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from shared import wire
 from shared.aggregation.secure_sums import Plan
-from shared.algorithms import load_algorithm
 from shared.data import Examples
 from shared.secure.messages import Attempt
 from shared.tasks.base import Split
 from shared.tasks.digits import Digits
-from shared.training.workbench import ClientTask, Workbench
+from shared.training.workbench import ClientTask
 from shared.wire.tensors import state_of
+from tests.helpers.benches import make_bench
 from tests.helpers.processes import run_config
 from tests.helpers.secure_parties import Party
 
@@ -62,14 +61,7 @@ def estimate_shares(moved: Shares) -> Shares:
 def test_class_shares_are_read_from_clear_updates_and_not_from_masked_ones(tmp_path: Path) -> None:
     local = {"steps": 5, "batch_size": 64, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0}
     config = run_config("read", partition=f"niid1:{CLIENTS}:0.5", local=local, secure={}, model="simple-cnn")
-    bench = Workbench(
-        config=config,
-        task=TASK,
-        algorithm=load_algorithm(config.algorithm),
-        load=lambda split: TASK.load(split, None, config.seed),
-        partition=config.partition,
-        device=torch.device("cpu"),
-    )
+    bench = make_bench(config, TASK)
     wire.write(tmp_path / "model", {wire.MODEL: state_of(bench.model)})
     plan = Plan(config, bench.algorithm, bench.manifest, CLIENTS)
     assert bench.manifest[-1].shape == (CLASSES,), "the biases of the last layer end every vector"

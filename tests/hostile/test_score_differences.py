@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from server.database.migrations import upgrade
-from shared.algorithms import load_algorithm
 from shared.config import RunConfig
 from shared.schemas import RunStatus
-from shared.tasks import task_of
-from shared.tasks.loading import load_examples
-from shared.training.workbench import Workbench
+from tests.helpers.benches import make_bench
 from tests.helpers.live_coordinator import Live, live
 from tests.helpers.worker_crew import Member, create, worker
 
@@ -69,16 +65,7 @@ def test_who_is_in_some_rounds_only_is_known_by_its_score(at: Live, tmp_path: Pa
 
 def count_examples(index: int) -> int:
     config = RunConfig.model_validate({"name": "demo", "task": "digits"} | SHARES)
-    task = task_of(config)
-    bench = Workbench(
-        config=config,
-        task=task,
-        algorithm=load_algorithm(config.algorithm),
-        load=lambda split: load_examples(task, split, None, config.seed),
-        partition=config.partition,
-        device=torch.device("cpu"),
-    )
-    return len(bench.training_examples(index))
+    return len(make_bench(config).training_examples(index))
 
 
 def test_a_policy_unmasks_no_sums_that_differ_by_one_site(at: Live, tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from shared import wire
-from shared.algorithms import load_algorithm
 from shared.algorithms.base import Algorithm, AlgorithmParameters, LocalFinish, LocalRound
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration, MissingTensor
-from shared.tasks import task_of
 from shared.training import LocalResult
 from shared.training.workbench import ClientTask, Workbench
 from shared.wire.tensors import state_of
+from tests.helpers.benches import make_bench
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,10 +51,7 @@ def workbench(algorithm: str = "Forgetful", **changes: Any) -> Workbench:
         "local": {"steps": 1, "batch_size": 8},
     }
     config = RunConfig.model_validate(fields | changes)
-    task = task_of(config)
-    algorithm_ = load_algorithm(config.algorithm)
-    cpu = torch.device("cpu")
-    return Workbench(config, task, algorithm_, lambda split: task.load(split, None, 0), config.partition, cpu)
+    return make_bench(config)
 
 
 def began_anew(bench: Workbench) -> bool:
