@@ -22,6 +22,7 @@ __all__ = [
     "find_join_hash",
     "is_join_token",
     "is_name_kept",
+    "is_somebodys",
     "list_join_hashes",
     "list_join_tokens",
     "list_unrevoked_tokens",
@@ -105,8 +106,16 @@ def _check_free(connection: Reading, name: str, now: dt.datetime) -> None:
 def is_name_kept(connection: Reading, name: str, now: dt.datetime) -> bool:
     """Whether nobody else may register this name: a usable join token is for it, or the logs have a use for
     it."""
-    if name in RESERVED or name.startswith(ERASED):
-        return True
+    return name in RESERVED or name.startswith(ERASED) or _is_of_token(connection, name, now)
+
+
+def is_somebodys(connection: Reading, name: str, now: dt.datetime) -> bool:
+    """Whether a client has the name, or a usable join token is for it: nobody else can come by it."""
+    registered = sa.select(clients.c.client).where(clients.c.client == name)
+    return connection.select(registered).scalar() is not None or _is_of_token(connection, name, now)
+
+
+def _is_of_token(connection: Reading, name: str, now: dt.datetime) -> bool:
     kept = sa.select(join_tokens.c.id).where(join_tokens.c.name == name, *_usable(now)).limit(1)
     return connection.select(kept).scalar() is not None
 

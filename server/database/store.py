@@ -703,6 +703,10 @@ class Store:
         """What the run's assistant is asked now."""
         return self._read(assistances.find_next, run)
 
+    def is_somebodys_name(self, name: str, now: dt.datetime) -> bool:
+        """Whether nobody can come by this client's name any more but whom it is for."""
+        return self._read(join_tokens.is_somebodys, name, now)
+
     def add_assistance(
         self,
         key: assistances.Key,

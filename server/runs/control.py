@@ -18,7 +18,8 @@ from server.lifecycle.events import (
 from server.runs.initial import make_initial
 from server.runs.runner import Runner
 from server.runs.space import Space
-from shared.problems import IllegalTransition, NameTaken, NotFound
+from shared.config import RunConfig
+from shared.problems import IllegalTransition, InvalidConfiguration, NameTaken, NotFound
 from shared.schemas import RunChanges, RunRequest
 
 __all__ = ["Control"]
@@ -40,13 +41,15 @@ class Control:
 
         Imports PyTorch and may build a model.
 
-        Raises NameTaken, QuotaExceeded, and what :func:`server.runs.initial.make_initial` raises.
+        Raises NameTaken, QuotaExceeded, InvalidConfiguration where the assistant is nobody yet, and what
+        :func:`server.runs.initial.make_initial` raises.
         """
         self.space.check(None, 0)
         twin = request.config.make_twin()
         configs = [request.config] if twin is None else [request.config, twin]
         for config in configs:
             self._check_free(config.name)  # before the model is built; the table's key decides
+        self._check_assistant(request.config)
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
         for config in configs:
             self.store.create_run(
@@ -65,6 +68,17 @@ class Control:
         except NotFound:
             return
         raise NameTaken(f"there is a run {name!r} already", hint="Choose another name.")
+
+    def _check_assistant(self, config: RunConfig) -> None:
+        """Whoever registered under its name would be sent the sites' single updates."""
+        assistant = config.assistant
+        if assistant is not None and not self.store.is_somebodys_name(assistant.client, self.clock()):
+            name = assistant.client
+            raise InvalidConfiguration(
+                f"assistant: there is no client {name!r} yet, and anybody could register under that name",
+                hint=f"Let it register first, or keep its name: feddisco clients invite --role evaluator "
+                f"--name {name}.",
+            )
 
     def start(self, run: str, actor: str) -> None:
         self.runner.commit(run, StartRequested(), actor=actor)

@@ -11,7 +11,7 @@ from feddisco.replay import replay_round
 from shared.config import RunConfig
 from simulation.run import simulate
 from tests.helpers.live_coordinator import Live, live, settings_for
-from tests.helpers.worker_crew import Member, create, worker
+from tests.helpers.worker_crew import Member, create, keep, worker
 
 PARTITION = {"kind": "niid1", "clients": 2, "beta": 0.5, "validation": 200}
 CONFIG: dict[str, Any] = {
@@ -27,6 +27,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def simulated(folder: Path, config: RunConfig) -> str:
     return simulate(config, source=None, out=folder / "simulated.jsonl", say=lambda _: None)
+
+
+def create_assisted(at: Live, folder: Path, **fields: Any) -> RunConfig:
+    """The judge has registered before: the worker finds its token in its state folder."""
+    keep(at, folder, at.site("judge"))
+    return create(at, assistant="judge", **fields)
 
 
 def crew(at: Live, folder: Path, *, policy: Path | None = None) -> list[Member]:
@@ -52,7 +58,7 @@ def test_the_service_makes_the_models_of_a_simulation(
     fields: dict[str, Any], database_url: str, tmp_path: Path
 ) -> None:
     with live(database_url, tmp_path / "data") as at:
-        config = create(at, assistant="judge", **fields)
+        config = create_assisted(at, tmp_path, **fields)
         judge(at, tmp_path)
         crew(at, tmp_path)
         at.wait_for(lambda: at.run()["status"] == "completed", 60)
@@ -77,7 +83,7 @@ def test_an_assistant_whose_policy_says_no_is_not_waited_for(database_url: str, 
     policy = tmp_path / "policy.yaml"
     policy.write_text("assistant: false\n")
     with live(database_url, tmp_path / "data") as at:
-        create(at, assistant="judge", **DISTILS)
+        create_assisted(at, tmp_path, **DISTILS)
         asked = worker(at, tmp_path, "judge", role="evaluator", partition=PARTITION, policy=policy)
         crew(at, tmp_path)
         at.wait_for(lambda: at.run()["status"] == "completed", 60)
@@ -100,7 +106,7 @@ def test_an_answer_that_is_refused_is_not_made_again(database_url: str, tmp_path
     """It would be the same, and the run would wait for each of them."""
     diverges = {**LEARNS, "weighting": {**LEARNS["weighting"], "learning_rate": 50.0, "epochs": 1}}
     with live(database_url, tmp_path / "data") as at:
-        create(at, assistant="judge", **{**diverges, "rounds": 1})
+        create_assisted(at, tmp_path, **{**diverges, "rounds": 1})
         asked = judge(at, tmp_path)
         crew(at, tmp_path)
         at.wait_for(lambda: at.run()["status"] == "completed", 60)
@@ -117,7 +123,7 @@ def test_a_trainer_declines_unless_its_policy_allows_an_assistant(database_url: 
     allows.write_text("assistant: true\nfewest_trainers: 1\n")
     fields = {**DISTILS, "partition": None, "min_clients": 1}
     with live(database_url, tmp_path / "data") as at:
-        create(at, assistant="judge", **fields)
+        create_assisted(at, tmp_path, **fields)
         first = worker(at, tmp_path, "north", partition="niid1:2:0.5", exit_when_finished=False)
         at.wait_for(lambda: at.run()["enrolments"], 30)
         (row,) = at.run()["enrolments"]

@@ -17,6 +17,7 @@ from feddisco.admin import AdminClient, make_run_request
 from feddisco.cards import fetch_card
 from feddisco.record import write_record
 from feddisco.replay import replay_round
+from server.database.join_tokens import ClientGrant
 from server.database.session import make_engine
 from server.database.store import Store
 from shared.config import RunConfig
@@ -53,13 +54,19 @@ def answer(client: ManualClient, body: bytes, number: int = 1, **report: Any) ->
     )
 
 
-def enrol(at: Live, **assistant: Any) -> tuple[list[ManualClient], ManualClient]:
-    trainers = [at.site(name) for name in ("north", "south")]
+def create(at: Live, name: str = "demo", **config: Any) -> ManualClient:
+    """The run, and its assistant, which has registered before."""
     judge = at.site("judge")
+    at.create(name, **config)
+    return judge
+
+
+def enrol(at: Live, judge: ManualClient) -> list[ManualClient]:
+    trainers = [at.site(name) for name in ("north", "south")]
     assert judge.enrol("demo", 5, role="evaluator").status_code == 200
     for client, size in zip(trainers, (10, 30), strict=True):
         assert client.enrol("demo", size).status_code == 200
-    return trainers, judge
+    return trainers
 
 
 def upload(trainers: list[ManualClient], number: int = 1) -> list[str]:
@@ -86,8 +93,8 @@ def test_it_alone_is_sent_single_updates_and_only_while_it_is_asked(
     database_url: str, tmp_path: Path
 ) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant="judge", **DISTILS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", **DISTILS)
+        trainers = enrol(at, judge)
         assert answer(judge, file_of(3.0)).status_code == 404, "nothing is asked yet"
         updates = upload(trainers)
         work = judge.until("assist")
@@ -133,8 +140,8 @@ def test_it_alone_is_sent_single_updates_and_only_while_it_is_asked(
 
 def test_an_answer_that_lies_is_refused_and_another_one_taken(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant="judge", max_norm=20.0, **DISTILS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", max_norm=20.0, **DISTILS)
+        trainers = enrol(at, judge)
         upload(trainers)
         judge.until("assist")
         lies = {
@@ -155,8 +162,8 @@ def test_an_answer_that_lies_is_refused_and_another_one_taken(database_url: str,
 def test_a_restarted_coordinator_asks_the_same_and_deadlines_move(database_url: str, tmp_path: Path) -> None:
     """The answer that came before is used, too; the deadline is a minute away at least."""
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant={"client": "judge", "deadline_seconds": 30}, **DISTILS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant={"client": "judge", "deadline_seconds": 30}, **DISTILS)
+        trainers = enrol(at, judge)
         upload(trainers)
         before = judge.until("assist")
         tokens = {c.name: c.http.headers["Authorization"].removeprefix("Bearer ") for c in (*trainers, judge)}
@@ -172,12 +179,11 @@ def test_a_restarted_coordinator_asks_the_same_and_deadlines_move(database_url: 
 
 def test_a_deadline_ends_the_wait_and_a_late_answer_is_refused(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant={"client": "judge", "deadline_seconds": 1.0}, **DISTILS)
+        judge = create(at, assistant={"client": "judge", "deadline_seconds": 1.0}, **DISTILS)
         trainers = enrolled(at, (10, 30))
         upload(trainers)
         at.wait_for(lambda: "judge, the run's assistant, is asked until" in at.run()["waiting_for"])
         assert at.run()["waiting_for"].endswith(", and takes no part in the run yet")
-        judge = at.site("judge")
         assert judge.enrol("demo", 5, role="evaluator").status_code == 200
         found = completed(at)
         assert found["assistance"]["outcome"] == "missed"
@@ -191,8 +197,8 @@ def test_a_deadline_ends_the_wait_and_a_late_answer_is_refused(database_url: str
 
 def test_nobody_waits_for_one_that_has_left_or_says_that_it_cannot(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant="judge", **DISTILS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", **DISTILS)
+        trainers = enrol(at, judge)
         upload(trainers)
         judge.until("assist")
         fault = {"attempt": 1, "code": "no-examples", "reason": "There is nothing here."}
@@ -219,8 +225,8 @@ def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Pa
         return save({"learned/numbers": np.array(numbers, dtype=np.float64)})
 
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant={"client": "judge", "deadline_seconds": 20}, **LEARNS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant={"client": "judge", "deadline_seconds": 20}, **LEARNS)
+        trainers = enrol(at, judge)
         updates = upload(trainers)
         work = judge.until("assist")
         assert (work["work"], work["model"]) == ("learn", None)
@@ -252,8 +258,8 @@ def test_numbers_are_not_used_for_other_updates_than_they_were_learned_of(
 ) -> None:
     """One was lost when the assistant was asked, and is sent again before it answers."""
     with live(database_url, tmp_path / "data", lost_update_seconds=0.2) as at:
-        at.create(assistant="judge", **{**LEARNS, "min_clients": 3, "quorum": 2, "rounds": 1})
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", **{**LEARNS, "min_clients": 3, "quorum": 2, "rounds": 1})
+        trainers = enrol(at, judge)
         late = at.site("east")
         assert late.enrol("demo", 40).status_code == 200
         late.until("train")
@@ -272,8 +278,8 @@ def test_numbers_are_not_used_for_other_updates_than_they_were_learned_of(
 def test_an_answer_that_was_lost_is_not_used(database_url: str, tmp_path: Path) -> None:
     settings = settings_for(database_url, tmp_path / "data")
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant="judge", **DISTILS)
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", **DISTILS)
+        trainers = enrol(at, judge)
         upload(trainers)
         judge.until("assist")
         now = at.coordinator.clock()
@@ -292,8 +298,8 @@ def test_pages_say_what_became_of_a_question(database_url: str, tmp_path: Path) 
         return at.http().get(f"{at.url}/runs/demo/rounds/{number}").text
 
     with live(database_url, tmp_path / "data") as at:
-        at.create(assistant="judge", **{**DISTILS, "rounds": 3})
-        trainers, judge = enrol(at)
+        judge = create(at, assistant="judge", **{**DISTILS, "rounds": 3})
+        trainers = enrol(at, judge)
         for number, report in enumerate(({"chosen": 0}, {"steps": 0, "chosen": 0}), start=1):
             upload(trainers, number)
             judge.until("assist")
@@ -328,7 +334,21 @@ def test_what_an_assistant_cannot_go_with_is_refused(
         live(database_url, tmp_path / "data") as at,
         pytest.raises(AssertionError, match=said),
     ):
-        at.create(**{"assistant": "judge", **DISTILS, **fields})
+        create(at, **{"assistant": "judge", **DISTILS, **fields})
+
+
+def test_nobody_becomes_the_assistant_by_its_name(database_url: str, tmp_path: Path) -> None:
+    """It has registered before the run is created, or a join code is for it."""
+    with live(database_url, tmp_path / "data") as at:
+        for name in ("judge", "admin"):
+            with pytest.raises(AssertionError, match="anybody could register under that name"):
+                at.create(assistant=name, **DISTILS)
+        kept = ClientGrant(role="evaluator", name="judge")
+        store, now = at.coordinator.store, at.coordinator.clock()
+        store.add_join_token("0" * 64, 1, None, now, grant=kept)
+        at.create(assistant="judge", **DISTILS)
+        with pytest.raises(AssertionError, match="is kept"):
+            at.site("judge")
 
 
 def test_a_task_without_logits_is_refused_whoever_made_its_first_model(
@@ -337,6 +357,7 @@ def test_a_task_without_logits_is_refused_whoever_made_its_first_model(
     """By the coordinator with uploaded weights, and by the command, where code of one's own is."""
     fields = {"name": "demo", "assistant": "judge", **DISTILS}
     with live(database_url, tmp_path / "data") as at:
+        at.site("judge")
         with pytest.raises(AssertionError, match="'facebook-comments' are no logits of its classes"):
             at.create(**{**fields, "task": "facebook-comments", "classes": None})
         own = RunConfig.model_validate(fields | {"task": "shared.tasks.facebook_comments:TASK"})
@@ -350,9 +371,9 @@ def test_a_task_without_logits_is_refused_whoever_made_its_first_model(
 def test_an_erased_assistant_has_no_name_any_more_and_said_nothing(database_url: str, tmp_path: Path) -> None:
     with live(database_url, tmp_path / "data") as at:
         evaluators = {"trainers": "anyone", "evaluators": ["judge"]}
-        at.create("other", assistant="judge", participants=evaluators, **DISTILS)
+        judge = create(at, "other", assistant="judge", participants=evaluators, **DISTILS)
         at.create(assistant="judge", **DISTILS)
-        trainers, judge = enrol(at)
+        trainers = enrol(at, judge)
         upload(trainers)
         judge.until("assist")
         fault = {"attempt": 1, "code": "no-examples", "reason": "Dr Miller took them home."}
