@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shared.faults import Doing, Fault, FaultCode
+from shared.faults import TRANSIENT, Doing, Fault, FaultCode
 from shared.problems import Conflict, DigestMismatch, InvalidRequest, Truncated
 from shared.schemas import AssistReport
 from shared.texts import format_size
@@ -50,11 +50,19 @@ class Assisting:
         self.site.check_assisting(local.view)
         with local_faults(Doing.LOADING_TRAINING_DATA):
             if local.workbench.spare_examples() is None:
-                raise LocalFault(
-                    Fault(FaultCode.NO_EXAMPLES), "there are no training data here, on which it would work"
-                )
+                raise LocalFault(Fault(FaultCode.NO_EXAMPLES), _explain_no_examples(local))
         paths = self._fetch(assignment, local, journal)
-        path = journal.folder / ANSWER
+        try:
+            self._make_and_send(assignment, local, paths, journal.folder / ANSWER)
+        except LocalFault as fault:
+            if fault.told.code not in TRANSIENT:
+                journal.keep_only(set())
+            raise
+        journal.keep_only(set())  # others' updates are for the step alone
+
+    def _make_and_send(
+        self, assignment: Assist, local: LocalRun, paths: Mapping[str, Path], path: Path
+    ) -> None:
         with local_faults(Doing.ASSISTING):
             report = (
                 self._distil(assignment, local, paths, path)
@@ -176,6 +184,12 @@ class Assisting:
         numbers = torch.from_numpy(found)
         wire.write(to, {"learned": {"numbers": numbers}})
         return AssistReport(attempt=assignment.attempt)
+
+
+def _explain_no_examples(local: LocalRun) -> str:
+    if local.workbench.partition is None:
+        return "there are no training data here, on which it would work"
+    return "the partition leaves no examples over, on which it would work: write `validation: 1000` into it"
 
 
 def _describe(assignment: Assist, report: AssistReport) -> str:

@@ -332,7 +332,7 @@ _NASHMTL = WeightingWords(
 )
 
 
-# ---------------------------------------------------------------- counts, data: in a simulation only
+# ---------------------------------------------------------------- counts (in a simulation only), data
 
 
 def _weight_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Any) -> str:
@@ -353,6 +353,21 @@ _FEDPALS = WeightingWords(
         "target": "the uniform distribution" if weighting.target == "uniform" else "the run's own",
     },
 )
+
+
+def _learned_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Any) -> str:
+    """Of the logits as they are stored; they were of any size while they were learned."""
+    learned = {other.index: other.details.get("logit") for other in rows if other.included}
+    known = {index: value for index, value in learned.items() if value is not None}
+    own = known.get(row.index)
+    if own is None:
+        return _weight_sentence(row, rows, weighting)
+    largest = max(known.values())
+    total = math.fsum(math.exp(value - largest) for value in known.values())
+    of_largest = f"e^{number(own)} is {number(math.exp(own - largest))} of the round's largest"
+    return f"{of_largest}, divided by {number(total)}, the sum of these, gives {percent(row.weight, 2)}."
+
+
 _FEDLAW = WeightingWords(
     name="FedLAW",
     formula="new model = γ × Σ softmax(l)ₖ × modelₖ; γ and l are learned on {examples} examples",
@@ -360,7 +375,7 @@ _FEDLAW = WeightingWords(
         "The examples belong to no client. In each round l begins with the logarithm of the clients' sizes, "
         "γ with 1."
     ),
-    sentence=_weight_sentence,
+    sentence=_learned_sentence,
     columns=(Column("l", _detail("logit")),),
     values=lambda weighting: {"examples": amount(weighting.examples)},
 )

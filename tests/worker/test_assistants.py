@@ -103,18 +103,24 @@ def test_an_assistant_whose_policy_says_no_is_not_waited_for(database_url: str, 
 
 
 def test_an_answer_that_is_refused_is_not_made_again(database_url: str, tmp_path: Path) -> None:
-    """It would be the same, and the run would wait for each of them."""
+    """It would be the same, and the run would wait for each of them. Others' updates do not stay here."""
     diverges = {**LEARNS, "weighting": {**LEARNS["weighting"], "learning_rate": 50.0, "epochs": 1}}
     with live(database_url, tmp_path / "data") as at:
-        create_assisted(at, tmp_path, **{**diverges, "rounds": 1})
+        create_assisted(at, tmp_path, **{**diverges, "rounds": 2, "evaluate_every": 0})
         asked = judge(at, tmp_path)
         crew(at, tmp_path)
-        at.wait_for(lambda: at.run()["status"] == "completed", 60)
-        asked.join()
+        at.wait_for(lambda: at.run()["current_round"], 60)
+        assert at.admin.post("/runs/demo/pause", json={"reason": "look"}).status_code in (200, 204)
+        at.wait_for(lambda: at.run()["completed_rounds"] == 1, 60)
         found = at.admin.get("/runs/demo/rounds/1").json()
         assert found["assistance"]["reason"].startswith("The coordinator refused what the site sent (422)")
         assert "Trying again" not in asked.log
-        assert asked.log.count("no answer (refused)") == 1
+        at.wait_for(lambda: asked.log.count("no answer (refused)") == 1)
+        updates = {row["update"] for row in found["ledger"]}
+        assert len(updates) == 2
+        at.wait_for(lambda: not updates & {path.name for path in (tmp_path / "judge").rglob("*")}, 5)
+        assert at.admin.post("/runs/demo/stop", json={"reason": "seen"}).status_code in (200, 204)
+        asked.join()
 
 
 def test_a_trainer_declines_unless_its_policy_allows_an_assistant(database_url: str, tmp_path: Path) -> None:

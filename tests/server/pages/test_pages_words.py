@@ -52,6 +52,7 @@ from shared.schemas import (
 from shared.weightings import Contribution, available, kinds
 from shared.weightings.entropy import EntropyWeighting
 from shared.weightings.feddgga import FedDgGaWeighting
+from shared.weightings.fedlaw import FedLawWeighting
 from shared.weightings.fedlws import FedLwsWeighting
 from shared.weightings.own import OwnWeighting
 from shared.weightings.qfedavg import QFedAvgWeighting
@@ -263,6 +264,18 @@ def test_a_gap_in_words() -> None:
     moved = row.model_copy(update={"details": {"before": 0.5, "gap": 0.25}, "score": 0.6})
     assert sentence(moved, [moved], weighting).startswith(
         "Its gap of +0.2500 moves 0.5000 to 0.6000; divided"
+    )
+
+
+def test_a_learned_weight_in_words() -> None:
+    """Of the logarithms of 1/4 and 3/4."""
+    made = [
+        row.model_copy(update={"details": {"logit": math.log(share)}, "weight": share})
+        for row, share in zip(rows(SizesWeighting(), [600, 2400], [0.1, 0.4]), (0.25, 0.75), strict=True)
+    ]
+    told = sentence(made[0], made, FedLawWeighting()).replace("\u202f", " ")
+    assert told == (
+        "e^−1.3863 is 0.3333 of the round's largest, divided by 1.3333, the sum of these, gives 25.00 %."
     )
 
 
