@@ -636,6 +636,7 @@ class AssistanceView(View):
     chosen: int | None = None
     before: float | None = None
     after: float | None = None
+    left_out: tuple[int, ...] = ()
 
 
 class RoundView(View):
@@ -884,6 +885,10 @@ class Assist(View):
     revision: int = Field(0, description="of the run's configuration, which may have been changed")
 
 
+MOST_LEFT_OUT = 256
+"""Indexes that an assistant names: they are part of an address."""
+
+
 class AssistReport(Body):
     """The few numbers that come with an assistant's answer, as query parameters of its upload."""
 
@@ -892,6 +897,9 @@ class AssistReport(Body):
     chosen: Count = 0
     before: float | None = Field(None, description="divergence from the ensemble: of the average")
     after: float | None = Field(None, description="and of the answer")
+    left_out: tuple[Count, ...] = Field(
+        (), max_length=MOST_LEFT_OUT, description="indexes whose models say nothing that is a finite number"
+    )
 
 
 class Finished(View):

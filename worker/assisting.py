@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shared.faults import TRANSIENT, Doing, Fault, FaultCode
 from shared.problems import Conflict, DigestMismatch, InvalidRequest, Truncated
-from shared.schemas import AssistReport
+from shared.schemas import MOST_LEFT_OUT, AssistReport
 from shared.texts import format_size
 from worker.faults import (
     UPLOAD_BREAKS,
@@ -155,6 +155,7 @@ class Assisting:
             chosen=how.chosen,
             before=how.before,
             after=how.after,
+            left_out=how.left_out[:MOST_LEFT_OUT],
         )
 
     def _learn(

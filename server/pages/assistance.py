@@ -36,7 +36,15 @@ def assistance_sentence(config: RunConfig, round: RoundView) -> str | None:
     if found.outcome == "missed":
         instead = "the plain average" if found.work == "distil" else "what the weighting begins with"
         return f"The round went on without {who}, its assistant, by {instead}: {found.reason}."
-    return f"{who}, the run's assistant, {_describe(found)}."
+    return f"{who}, the run's assistant, {_describe(found)}{_name_left_out(found, round)}."
+
+
+def _name_left_out(found: AssistanceView, round: RoundView) -> str:
+    """Whose models had no say, as far as the ledger knows the indexes."""
+    names = [row.client for row in round.ledger if row.index in found.left_out]
+    if not names or not found.steps:
+        return ""
+    return f"; without {', '.join(names)}, whose models say nothing that is a finite number"
 
 
 def _describe(found: AssistanceView) -> str:

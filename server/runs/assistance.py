@@ -85,7 +85,11 @@ class _Answered:
             }
         chosen = int(self.report["chosen"])
         return found, Distilled(
-            int(self.report["steps"]), chosen, self.report.get("before"), self.report.get("after")
+            steps=int(self.report["steps"]),
+            chosen=chosen,
+            before=self.report.get("before"),
+            after=self.report.get("after"),
+            left_out=tuple(self.report.get("left_out", ())),
         )
 
 
