@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NEEDED = (
     *("worker.main", "worker.loop", "worker.journal", "worker.site", "worker.round_work"),
     *("worker.secure_work", "worker.private_rounds", "worker.privacy_account"),
-    *("shared.tasks.loading", "shared.training.workbench"),
+    *("shared.tasks.loading", "shared.training.workbench", "shared.data.images", "numpy.random"),
 )
 """What a worker imports until it has trained; what is missing here is imported by each fork for itself."""
 
