@@ -16,7 +16,7 @@ TEST := OMP_NUM_THREADS=1 $(PYTEST)
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
 
-demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about a minute); SECURE=1: by secure sums
+demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about ten seconds); SECURE=1: by secure sums
 	@$(BIN)/python -m feddisco demo $(if $(PORT),--port $(PORT)) $(if $(SECURE),--secure)
 
 test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
