@@ -399,7 +399,10 @@ class RunConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _short_names(cls, value: Any) -> Any:
-        return expanded(value) if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        weighting = {"weighting": _name_kind(value["weighting"])} if "weighting" in value else {}
+        return expanded(value | weighting)
 
     @model_validator(mode="before")
     @classmethod
@@ -415,7 +418,7 @@ class RunConfig(Frozen):
         """With secure sums, what Disco leaves open becomes what clients can compute from sums."""
         if not isinstance(value, dict) or value.get("secure") is None:
             return value
-        weighting = value.get("weighting") or {"kind": "disco"}
+        weighting = _name_kind(value.get("weighting") or "disco")
         if not isinstance(weighting, dict) or weighting.get("kind") != "disco":
             return value
         return {**value, "weighting": {"normalise": "all_clients", "on_all_zero": "raise", **weighting}}

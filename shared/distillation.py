@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.frozen import Frozen
 
@@ -51,6 +51,11 @@ class Distillation(Frozen):
         "uniform",
         description="how the clients' logits are averaged: alike, as in the paper, or by the round's weights",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
     def find_coefficients(self, weights: Mapping[int, float]) -> dict[int, float]:
         """What each client's outputs count, by index, of the round's weights; they sum to one.

@@ -71,3 +71,17 @@ def test_an_unknown_preset_is_named() -> None:
 def test_what_is_no_configuration_is_left_to_the_check() -> None:
     with pytest.raises(ValidationError, match=r"algorithm"):
         run(algorithm=7, preset="feddisco-release")
+
+
+def test_a_part_by_its_kind_alone_is_that_part() -> None:
+    """Everywhere in a run's configuration, also where secure sums decide what Disco leaves open."""
+    short = RunConfig.model_validate({"name": "a", "weighting": "nashmtl", "distillation": "feddf"})
+    assert short == RunConfig.model_validate(
+        {"name": "a", "weighting": {"kind": "nashmtl"}, "distillation": {}}
+    )
+    secure = {"name": "a", "secure": {}, "min_clients": 3}
+    disco = RunConfig.model_validate({**secure, "weighting": "disco"})
+    assert disco == RunConfig.model_validate({**secure, "weighting": {"kind": "disco"}})
+    assert RunConfig.model_validate({"name": "a", "algorithm": "feddisco", "weighting": "disco"})
+    with pytest.raises(ValueError, match="kind is none of disco"):
+        RunConfig.model_validate({"name": "a", "weighting": "nash"})
