@@ -13,7 +13,7 @@ from shared.algorithms import load_algorithm
 from shared.algorithms.base import Algorithm, Combined, LocalFinish, LocalRound, ServerRound, Told
 from shared.calibration import Calibration
 from shared.features import COUNTS, PRODUCTS, SUMS, Classifier, find_classifier, measure, sum_specs
-from shared.problems import InvalidConfiguration
+from shared.problems import InvalidConfiguration, ModelDiverged
 from shared.schemas import TensorSpec
 from shared.seeds import torch_generator
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from shared.config import RunConfig
+    from shared.virtual_features import LinearLayer
 
 __all__ = [
     "CLASS_SUMS",
@@ -33,6 +34,8 @@ __all__ = [
 
 CLASS_SUMS = "class_sums"
 
+LARGEST_FLOAT = 3e38
+"""What a model of 32 bits can hold."""
 LARGEST = 2**27
 """Numbers that all covariances, and all virtual features, may have: 1 GiB each."""
 
@@ -94,6 +97,7 @@ class Calibrated(Algorithm[Any]):
             server.model[layer.weight].double().numpy(), None if before is None else before.double().numpy()
         )
         after = retrain(start, features, labels, self.options, generator)
+        _check_finite(after)
         return {
             name: torch.from_numpy(value)
             for name, value in ((layer.weight, after.weight), (layer.bias, after.bias))
@@ -143,6 +147,17 @@ def try_measuring(options: Calibration, model: nn.Module, inputs: Tensor, target
     layer = find_classifier(manifest_of(model), options.classifier)
     local = LocalRound(model, {}, {}, {}, {}, True, 1.0, 0.0, 0.0, look=lambda: iter([(inputs, targets)]))
     measure(local, layer, "means")
+
+
+def _check_finite(layer: LinearLayer) -> None:
+    """Raises ModelDiverged, which says what the calibration has to do with it."""
+    largest = max(float(abs(each).max(initial=0.0)) for each in layer if each is not None)
+    if not largest < LARGEST_FLOAT:
+        raise ModelDiverged(
+            "the classifier is not finite after its calibration",
+            hint="Its calibration.learning_rate or weight_decay is too large. The run cannot be changed any "
+            "more: stop it, and begin another from its model (feddisco run create --weights).",
+        )
 
 
 def _check_size(what: str, numbers: int, layer: Classifier, hint: str) -> None:

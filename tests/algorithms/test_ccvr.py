@@ -20,7 +20,7 @@ from shared.calibrated import Calibrated, check_calibration, find_algorithm, try
 from shared.calibration import Calibration
 from shared.config import AlgorithmChoice, RunConfig
 from shared.features import check_counts, find_classifier
-from shared.problems import InvalidConfiguration, OutOfBounds
+from shared.problems import InvalidConfiguration, ModelDiverged, OutOfBounds
 from shared.schemas import TensorKind, TensorSpec
 from shared.training import LocalResult
 from shared.training.sgd import SGD
@@ -316,6 +316,17 @@ def test_lies_within_the_bounds_of_a_run_make_a_model_that_is_finite(tmp_path: P
     made = combine(tmp_path / "round", method, results)
     after = wire.read_group(made.model.path, "model", NAMES)
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
+
+
+def test_a_calibration_that_diverges_says_whose_fault_it_is(tmp_path: Path) -> None:
+    method = calibrated(virtual_features=20, epochs=40, learning_rate=1000, weight_decay=0.9)
+    results = {k: local_round(method, k, state_of(build()), number=5) for k in range(3)}
+    with (
+        pytest.raises(ModelDiverged, match=r"calibration\.learning_rate") as found,
+        np.errstate(all="ignore"),
+    ):
+        combine(tmp_path / "round", method, results)
+    assert "after its calibration" in found.value.detail
 
 
 @pytest.mark.parametrize(
