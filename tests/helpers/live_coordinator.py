@@ -172,16 +172,18 @@ class _PromptServer(Server):
         self._loop.call_soon_threadsafe(self._asked.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close()
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # once it has answered
         if await self._is_idle():
-            self._hub.close()
-            for server in self.servers:
-                server.close()
             await self.lifespan.shutdown()
         else:
             await super().shutdown(sockets)
 
     async def _is_idle(self) -> bool:
-        for _ in range(20):  # until it has seen that its clients are gone
+        for _ in range(20):
             if not self.server_state.connections and not self.server_state.tasks:
                 return True
             await asyncio.sleep(0.001)
@@ -208,10 +210,10 @@ def live(database_url: str, folder: Path, clock: Clock | None = None, **settings
     try:
         yield opened
     finally:
-        for client in (opened.admin, *opened._open):
-            client.close()
         server.end()
         thread.join(timeout=30)
+        for client in (opened.admin, *opened._open):
+            client.close()
         assert not thread.is_alive(), "the coordinator did not end"
 
 
