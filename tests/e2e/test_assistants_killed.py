@@ -45,7 +45,9 @@ def is_asked(system: Deployment, number: int) -> bool:
 def test_killed_in_the_middle_of_its_step(system: Deployment, tmp_path: Path) -> None:
     names = list(system.urls)
     system.start_worker("judge", "--role", "evaluator", "--partition", "run", at=names[0])
-    system.wait_for(lambda: system.admin.clients(), "the judge has registered")
+    system.wait_for(
+        lambda: "judge" in {client.client for client in system.admin.clients()}, "the judge has registered"
+    )
     system.create(CONFIG)
 
     system.wait_for(lambda: is_asked(system, 1), "the judge is asked in round 1")
