@@ -87,7 +87,7 @@ def test_c10_a_lost_update_is_told_and_sent_again(database_url: str, tmp_path: P
         at.wait_for(lambda: at.run()["status"] == "completed", seconds=10)
         assert at.run()["model"] == MEAN
         assert told(at, "update_restored") == [{"client": "site-0", "attempt": 1, "update": sha256(FIRST)}]
-        assert httpx.get(f"{at.url}/readyz").json()["status"] == "ok"
+        assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "ok"
 
 
 def test_an_update_that_was_collected_in_the_moment_in_which_it_came_is_asked_for(
@@ -200,7 +200,7 @@ def test_what_was_at_fault_is_known_after_a_restart(database_url: str, tmp_path:
     with live(database_url, tmp_path / "data") as at:
         harmed_round(at, HARM["is missing"])
     with live(database_url, tmp_path / "data") as at:
-        assert httpx.get(f"{at.url}/readyz").json()["status"] == "degraded"
+        assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "degraded"
         assert len(told(at, "update_lost")) == 1
         at.coordinator.blobs.path(sha256(FIRST)).write_bytes(FIRST)
         at.wait_for(lambda: at.run()["status"] == "completed")
