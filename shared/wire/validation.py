@@ -112,14 +112,14 @@ def _scan(file: FileIO, header: Header, max_entry: float | None) -> None:
     """Look at every floating value and every boolean; ``file`` stands at the beginning of the data."""
     longest = max((stretch.stop - stretch.start for stretch in header.stretches), default=0)
     room = min(-(-longest // WIDEST) * WIDEST, CHUNK_BYTES)  # less is faster: its pages are new
-    chunk, scratch = (np.empty(room, np.uint8) for _ in range(2))
+    chunk = np.empty(room, np.uint8)
     for stretch in header.stretches:
         if DTYPES[stretch.dtype].exponent is not None:
             file.seek(header.data_start + stretch.start)
             if not _is_unsuspicious(file, stretch, chunk, max_entry):
                 for name in stretch.names:  # to say where, or to find that it is within the bounds
                     file.seek(header.data_start + header.entries[name].start)
-                    _scan_floats(file, name, header.entries[name], chunk, scratch, max_entry)
+                    _scan_floats(file, name, header.entries[name], chunk, max_entry)
         elif stretch.dtype == "BOOL":
             for name in stretch.names:
                 file.seek(header.data_start + header.entries[name].start)
@@ -140,12 +140,10 @@ def _is_unsuspicious(file: FileIO, stretch: Stretch, chunk: Bytes, max_entry: fl
     return False
 
 
-def _scan_floats(
-    file: FileIO, name: str, entry: Entry, chunk: Bytes, scratch: Bytes, max_entry: float | None
-) -> None:
+def _scan_floats(file: FileIO, name: str, entry: Entry, chunk: Bytes, max_entry: float | None) -> None:
     kind, mask, bound = _find_masks(entry.dtype, max_entry)
     for position, bits in _pieces(file, name, entry, chunk, kind):
-        masked = np.bitwise_and(bits, mask, out=scratch.view(kind)[: len(bits)])
+        masked = np.bitwise_and(bits, mask)
         if masked.max() == mask:
             position += int(masked.argmax())
             raise NotFinite(
