@@ -10,10 +10,8 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from server.api import api_routers, operations
-from server.api.dependencies import Viewer
+from server.api import api_routers
 from server.api.direct import DirectCalls
-from server.api.documents import REFUSALS
 from server.api.polls import DirectPolls
 from server.background import repeat
 from server.batches import Batches
@@ -280,7 +278,6 @@ def create_app(coordinator: Coordinator) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
-        responses=REFUSALS,
         telemetry={
             "tracing": False,
             "metrics": False,
@@ -329,13 +326,15 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeadAsGet)
     app.add_middleware(DirectPolls, coordinator=coordinator, respond=respond)  # outermost
-    for router in api_routers():
-        app.include_router(router, prefix="/api/v1")
-    app.include_router(operations.router)
-    app.include_router(sign_in.router())
-    app.include_router(pages, dependencies=[Viewer])
-    for forms in (Actions(coordinator), Creation(coordinator), Invitations(coordinator), Users(coordinator)):
-        app.include_router(forms.router(), dependencies=[Viewer])
+    forms = (
+        sign_in,
+        Actions(coordinator),
+        Creation(coordinator),
+        Invitations(coordinator),
+        Users(coordinator),
+    )
+    for router in (*api_routers(), pages, *(form.router() for form in forms)):
+        app.router.routes.extend(router.routes)  # included, each route would be built once more
     app.mount("/static", Assets(directory=STATIC), name="static")
     return app
 

@@ -8,7 +8,7 @@ build_bodies()  # before any router is made of them
 
 
 def api_routers() -> tuple[APIRouter, ...]:
-    """Every router below ``/api/v1``, in the order of the documentation."""
+    """Every router, in the order of the documentation."""
     from server.api import (
         assistance,
         audit,
@@ -16,6 +16,7 @@ def api_routers() -> tuple[APIRouter, ...]:
         clients,
         enrolments,
         events,
+        operations,
         progress,
         runs,
         updates,
@@ -23,5 +24,18 @@ def api_routers() -> tuple[APIRouter, ...]:
         work,
     )
 
-    modules = (clients, users, runs, enrolments, work, progress, updates, assistance, blobs, events, audit)
+    modules = (
+        clients,
+        users,
+        runs,
+        enrolments,
+        work,
+        progress,
+        updates,
+        assistance,
+        blobs,
+        events,
+        audit,
+        operations,
+    )
     return tuple(module.router for module in modules)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
 from server.api.dependencies import Client, Coordinator
-from server.api.documents import Number, RunId
+from server.api.documents import Number, RunId, make_router
 from server.api.uploads import UPLOAD_BODY, read_announced_bytes, read_announced_digest, receive_body
 from shared.schemas import AssistReport, Failure
 
-router = APIRouter(tags=["assistance"])
+router = make_router("assistance")
 
 
 @router.put("/runs/{run}/rounds/{n}/assistance", status_code=204, openapi_extra=UPLOAD_BODY)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from server.api.dependencies import Admin, Coordinator
+from server.api.documents import make_router
 
-router = APIRouter(tags=["audit"])
+router = make_router("audit")
 
 MEDIA_TYPE = "application/x-ndjson"
 MOST = 1000

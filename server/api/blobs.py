@@ -7,11 +7,11 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any, BinaryIO
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from server.api.dependencies import Anyone, Coordinator, Operator
-from server.api.documents import DigestInPath
+from server.api.documents import DigestInPath, make_router
 from server.api.uploads import UPLOAD_BODY, read_announced_bytes, read_announced_digest, receive_body
 from server.blobs import Incoming
 from server.blobs.cache import BLOB_BYTES
@@ -23,7 +23,7 @@ from shared.problems import DigestMismatch, Forbidden, StorageUnavailable
 from shared.schemas import UserRole
 from shared.wire.digests import format_content_digest
 
-router = APIRouter(tags=["blobs"])
+router = make_router("blobs")
 
 MEDIA_TYPE = "application/vnd.safetensors"
 PIECE_BYTES = 2**20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 
 from server.api.dependencies import Admin, Coordinator, Operator
-from server.api.documents import ClientId
+from server.api.documents import ClientId, make_router
 from server.database.join_tokens import ClientGrant
 from server.runs.enrolment import check_protocol
 from server.web.security import hash_token, make_key, make_token, read_bearer
@@ -24,7 +24,7 @@ from shared.schemas import (
 )
 from shared.versions import VERSION
 
-router = APIRouter(tags=["clients"])
+router = make_router("clients")
 TokenId = Annotated[int, Path(ge=1, le=2**53)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.schemas import DIGEST_PATTERN
@@ -18,6 +18,7 @@ __all__ = [
     "ProblemDocument",
     "RunId",
     "as_json",
+    "make_router",
     "name_next_page",
 ]
 
@@ -62,3 +63,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": _problem("The request cannot be granted; the body says why and what to do"),
     "5XX": _problem("The coordinator cannot answer now"),
 }
+
+
+def make_router(tag: str, prefix: str = "/api/v1") -> APIRouter:
+    """For the calls of one noun."""
+    return APIRouter(prefix=prefix, tags=[tag], responses=REFUSALS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from server.api.dependencies import Client, Coordinator, Operator
-from server.api.documents import ClientId, RunId
+from server.api.documents import ClientId, RunId, make_router
 from shared.schemas import (
     ApprovalRequest,
     ControlRequest,
@@ -15,7 +13,7 @@ from shared.schemas import (
     EnrolmentRequest,
 )
 
-router = APIRouter(tags=["enrolments"])
+router = make_router("enrolments")
 NO_REASON = ControlRequest()
 
 

@@ -7,19 +7,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.api.dependencies import Coordinator, Reader, ReadRuns
-from server.api.documents import RunId, name_next_page
+from server.api.documents import RunId, make_router, name_next_page
 from server.runs.client_views import event_for, is_progress_for
 from server.wakeups.feeds import Entry, EventBatch, write_event
 from server.web.numbers import parse_whole
 from shared.problems import InvalidRequest
 from shared.schemas import EventView
 
-router = APIRouter(tags=["events"])
+router = make_router("events")
 
 OPENING = b": events follow\nretry: 2000\n\n"
 STILL_HERE = b": still here\n\n"

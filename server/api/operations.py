@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from server.api.dependencies import Coordinator, ViewerOfAll
+from server.api.documents import make_router
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
 from shared.problems import Problem, StorageUnavailable
 from shared.schemas import Health
 from shared.versions import VERSION
 
-router = APIRouter(tags=["operations"])
+router = make_router("operations", prefix="")
 
 
 @router.get("/healthz")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from server.api.dependencies import Client, Coordinator
-from server.api.documents import Number, RunId
+from server.api.documents import Number, RunId, make_router
 from shared.schemas import Failure, Metrics, Progress, ProgressAnswer
 
-router = APIRouter(tags=["training"])
+router = make_router("training")
 
 
 @router.post("/runs/{run}/rounds/{n}/progress")

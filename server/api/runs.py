@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from server.api.dependencies import Admin, Coordinator, Operator, Reader, ReadRuns, Viewer, ViewerOfAll
-from server.api.documents import Number, RunId, as_json, name_next_page
+from server.api.documents import Number, RunId, as_json, make_router, name_next_page
 from server.runs.client_views import round_for, run_for, summary_for
 from shared.run_search import RunSearch
 from shared.schemas import (
@@ -23,7 +23,7 @@ from shared.schemas import (
     RunView,
 )
 
-router = APIRouter(tags=["runs"])
+router = make_router("runs")
 NO_REASON = ControlRequest()
 Archived = Annotated[bool, Query(description="also those that were put away")]
 Words = Annotated[

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import ValidationError
 
 from server.api.dependencies import Client, Coordinator
-from server.api.documents import Number, RunId, as_json
+from server.api.documents import Number, RunId, as_json, make_router
 from server.api.uploads import (
     UPLOAD_BODY,
     read_announced_bytes,
@@ -24,7 +24,7 @@ from server.runs.intake import Offer
 from shared.problems import InvalidRequest, NotFound, Problem
 from shared.schemas import Receipt, SecureAnswer, UpdateReport
 
-router = APIRouter(tags=["updates"])
+router = make_router("updates")
 
 STEP_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from server.api.dependencies import Admin, Coordinator
-from server.api.documents import SLUG
+from server.api.documents import SLUG, make_router
 from server.web.security import hash_token, make_key, make_token
 from shared.schemas import UserRequest, UserToken, UserView
 
-router = APIRouter(tags=["users"])
+router = make_router("users")
 UserName = Annotated[str, Path(pattern=SLUG, description="the person's name")]
 
 

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from server.api.dependencies import Client, Coordinator
-from server.api.documents import as_json
+from server.api.documents import as_json, make_router
 from server.coordinator import Coordinator as Parts
 from server.wakeups.hub import Waiter
 from shared.problems import RevokedToken
 from shared.schemas import Assignment, Evaluate, SecureStep, Train, Wait
 
-router = APIRouter(tags=["work"])
+router = make_router("work")
 
 LONGEST_SECONDS = 60.0
 SHUTTING_DOWN = "the coordinator is shutting down"

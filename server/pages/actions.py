@@ -12,17 +12,18 @@ from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
 
 from server.api import clients as clients_api
 from server.api import enrolments as enrolments_api
 from server.api import runs as runs_api
+from server.api.dependencies import Viewer
 from server.api.documents import ClientId, RunId
 from server.coordinator import Coordinator
 from server.pages.form_contexts import ActionPage, FormField
 from server.pages.offers import ACTIONS, REASON, list_change_fields, refuse_action, show_command
-from server.pages.routes import render_visit
+from server.pages.routes import make_router, render_visit
 from server.pages.sign_in import FOREIGN, read_form
 from server.web.security import Visit
 from shared.config import describe_faults, split_tags
@@ -95,7 +96,7 @@ class Actions:
     coordinator: Coordinator
 
     def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        router = make_router(Viewer)
         for address, show, act in (
             ("/runs/{run}/do/{action}", self.show_run_action, self.act_on_run),
             ("/runs/{run}/clients/{client}/do/{action}", self.show_enrolment_action, self.act_on_enrolment),

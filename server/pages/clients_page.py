@@ -11,15 +11,16 @@ from urllib.parse import urlsplit
 
 import segno
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from server.api import clients as clients_api
 from server.api.clients import TokenId
+from server.api.dependencies import Viewer
 from server.coordinator import Coordinator
 from server.pages.actions import explain_refusal, require_form
 from server.pages.form_contexts import ClientsPage, InvitationPage, Picture
-from server.pages.routes import render_visit
+from server.pages.routes import make_router, render_visit
 from server.web.security import Visit
 from shared.addresses import check_address, is_loopback
 from shared.config import describe_faults
@@ -40,7 +41,7 @@ class Invitations:
     coordinator: Coordinator
 
     def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        router = make_router(Viewer)
         router.add_api_route(ADDRESS, self.show, methods=["GET"])
         router.add_api_route(f"{ADDRESS}/invite", self.back, methods=["GET"])
         router.add_api_route(f"{ADDRESS}/invite", self.invite, methods=["POST"])

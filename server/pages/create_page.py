@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from server.api import runs as runs_api
+from server.api.dependencies import Viewer
 from server.coordinator import Coordinator
 from server.pages.actions import explain_refusal, require_form
 from server.pages.explain import weighting_name
 from server.pages.form_contexts import CreatePage
-from server.pages.routes import render_visit
+from server.pages.routes import make_router, render_visit
 from server.pages.sign_in import read_form
 from server.web.security import Visit
 from shared import algorithms, models, tasks, weightings
@@ -50,7 +51,7 @@ class Creation:
     coordinator: Coordinator
 
     def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        router = make_router(Viewer)
         router.add_api_route(ADDRESS, self.show, methods=["GET"])
         router.add_api_route(ADDRESS, self.answer, methods=["POST"])
         return router

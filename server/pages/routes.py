@@ -12,10 +12,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response, params
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from server.api.dependencies import Viewer
 from server.pages.chart_files import find_chart, write_csv, write_svg
 from server.pages.charts import LineChart
 from server.pages.compare_page import Asked, compare_page
@@ -36,7 +37,7 @@ from shared.problems import NotFound, Problem, catalogue
 from shared.run_search import RunSearch
 from shared.texts import find_unstorable
 
-__all__ = ["STATIC", "pages_router", "problem_response", "render_visit", "wants_html"]
+__all__ = ["STATIC", "make_router", "pages_router", "problem_response", "render_visit", "wants_html"]
 
 STATIC = Path(__file__).parent / "static"
 """Folder to be mounted at ``/static``. Addresses carry the content's hash and may be cached for ever."""
@@ -138,6 +139,13 @@ def problem_response(problem: Problem, now: dt.datetime) -> HTMLResponse:
     return render("problem.html", page, problem.status)
 
 
+def make_router(*dependencies: params.Depends) -> APIRouter:
+    """For pages that have the same ``dependencies``."""
+    return APIRouter(
+        include_in_schema=False, default_response_class=HTMLResponse, dependencies=list(dependencies)
+    )
+
+
 def pages_router(
     store: Reader,
     clock: Callable[[], dt.datetime],
@@ -156,7 +164,7 @@ def pages_router(
 
     A problem, such as a run that does not exist, is answered with a page and the problem's status.
     """
-    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    router = make_router(Viewer)
 
     losses = TrainingLosses()
 

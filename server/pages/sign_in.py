@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from server.pages.form_contexts import SignedInPage, SignInPage
-from server.pages.routes import render
+from server.pages.routes import make_router, render
 from server.web.oidc import CALLBACK, Attempt, IdentityProvider, NotSignedIn
 from server.web.security import Guard, Person, hash_token
 from server.web.sessions import SESSION_HOURS, Sessions, choose_next
@@ -48,7 +48,7 @@ class SignIn:
     find_person: Callable[[str], Awaitable[tuple[Person, str] | None]]
 
     def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        router = make_router()
         router.add_api_route(ADDRESS, self.show, methods=["GET"])
         router.add_api_route(ADDRESS, self.enter, methods=["POST"])
         router.add_api_route("/sign-out", self.leave, methods=["POST"])

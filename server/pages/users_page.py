@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from server.api import users as users_api
+from server.api.dependencies import Viewer
 from server.api.users import UserName
 from server.coordinator import Coordinator
 from server.pages.actions import Actions, Form, explain_refusal, require_form
 from server.pages.form_contexts import ActionPage, FormField, TokenPage, UsersPage
-from server.pages.routes import render_visit
+from server.pages.routes import make_router, render_visit
 from server.web.security import Visit
 from shared.config import describe_faults
 from shared.problems import InvalidRequest, Problem
@@ -36,7 +37,7 @@ class Users:
     coordinator: Coordinator
 
     def router(self) -> APIRouter:
-        router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+        router = make_router(Viewer)
         router.add_api_route(ADDRESS, self.show, methods=["GET"])
         router.add_api_route(f"{ADDRESS}/add", self.back, methods=["GET"])
         router.add_api_route(f"{ADDRESS}/add", self.add, methods=["POST"])
