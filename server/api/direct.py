@@ -1,4 +1,4 @@
-"""The two large calls that every worker makes in every round, answered before FastAPI is asked.
+"""The calls that every worker makes in every round, answered before FastAPI is asked.
 
 Plain ASGI, inside admission. FastAPI's routing and validation cost more than these calls themselves; they
 are declared there all the same, and documented by it. What is answered here is what a worker sends; whatever
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.blobs import answer_from_memory
 from server.api.documents import SLUG
-from server.api.updates import take_update
+from server.api.updates import take_answer, take_update
 from server.coordinator import Coordinator
 from server.web.errors import Respond, translate_http
 from server.web.security import KnownClient, read_bearer
@@ -32,7 +32,7 @@ __all__ = ["DirectCalls"]
 API = "/api/v1"
 BLOBS = f"{API}/blobs/"
 _BLOB = re.compile(rf"{BLOBS}([0-9a-f]{{64}})", re.ASCII)
-_UPDATE = re.compile(rf"{API}/runs/({SLUG.strip('^$')})/rounds/([0-9]{{1,9}})/update", re.ASCII)
+_OF_ROUND = re.compile(rf"{API}/runs/({SLUG.strip('^$')})/rounds/([0-9]{{1,9}})/(update|step)", re.ASCII)
 _CONDITIONS = (b"range", b"if-none-match")
 """Headers that ask for something else than the whole file."""
 
@@ -64,7 +64,9 @@ class DirectCalls:
         method, path = scope["method"], scope["path"]
         if method == "GET":
             return self._download if path.startswith(BLOBS) else None
-        return self._upload if method == "PUT" and path.endswith("/update") else None
+        if method == "PUT":
+            return self._upload if path.endswith("/update") else None
+        return self._answer_step if method == "POST" and path.endswith("/step") else None
 
     async def _require_client(self, request: Request) -> str:
         return await self._coordinator.guard.require_client(read_bearer(request.headers.get("authorization")))
@@ -79,7 +81,7 @@ class DirectCalls:
         return answer_from_memory(self._coordinator, owner.client, found[1])
 
     async def _upload(self, request: Request) -> Response | None:
-        found = _UPDATE.fullmatch(request.scope["path"])
+        found = _OF_ROUND.fullmatch(request.scope["path"])
         if found is None:
             return None
         query = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -91,3 +93,10 @@ class DirectCalls:
             return None
         client = await self._require_client(request)
         return await take_update(request, self._coordinator, found[1], int(found[2]), report, client)
+
+    async def _answer_step(self, request: Request) -> Response | None:
+        found = _OF_ROUND.fullmatch(request.scope["path"])
+        if found is None:
+            return None
+        client = await self._require_client(request)
+        return await take_answer(request, self._coordinator, found[1], int(found[2]), client)

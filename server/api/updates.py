@@ -69,13 +69,19 @@ async def take_update(
     return as_json(receipt)
 
 
-@router.post("/runs/{run}/rounds/{n}/step", status_code=204, openapi_extra=STEP_BODY)
+@router.post("/runs/{run}/rounds/{n}/step", status_code=204, response_class=Response, openapi_extra=STEP_BODY)
 async def answer_step(
     run: RunId, n: Number, request: Request, coordinator: Coordinator, client: Client
-) -> None:
+) -> Response:
     """Answer the step of a secure sum that is this client's turn. Safe to repeat."""
+    return await take_answer(request, coordinator, run, n, client)
+
+
+async def take_answer(request: Request, coordinator: Parts, run: str, n: int, client: str) -> Response:
+    """What :func:`answer_step` answers; ``server.api.direct`` asks for it without FastAPI."""
     answer = _parse_answer(await read_body(request))
     await coordinator.threads.run(coordinator.intake.answer_step, run, n, client, answer)
+    return Response(status_code=204)
 
 
 def _parse_answer(body: bytes) -> SecureAnswer:

@@ -19,6 +19,8 @@ from server.database.migrations import upgrade
 from server.web.errors import render
 from server.web.protocol import LINE, Line
 from shared.problems import Problem
+from shared.schemas import SecureAnswer
+from shared.secure.messages import Agreement
 from tests.helpers.live_coordinator import (
     Live,
     ManualClient,
@@ -31,6 +33,8 @@ from tests.helpers.live_coordinator import (
 
 REPORT = "attempt=1&steps=3&examples=10"
 START = sha256(file_of(0.0))
+SIGNED = SecureAnswer(attempt=1, answer=Agreement(index=0, signature=bytes(64))).model_dump_json()
+"""An answer to a step of a secure sum, for a run that has none."""
 
 
 @pytest.fixture
@@ -137,11 +141,15 @@ def test_what_a_worker_sends_never_reaches_fastapi(at: Live) -> None:
             address = f"/runs/demo/rounds/1/update?{REPORT}"
             sent = await http.put(address, content=body, headers=upload_headers(body))
             assert sent.status_code == 200
+            step = "/runs/demo/rounds/1/step"
+            assert (await http.post(step, content=b"[]")).json()["code"] == "invalid-request"
+            assert (await http.post(step, content=SIGNED)).json()["code"] == "illegal-transition"
             assert passed == []
             await http.get("/work?wait=61")
             await http.get("/runs")
             await http.head(f"/blobs/{START}")
             await http.put("/runs/demo/update", content=b"")
+            await http.post("/runs/demo/step", content=b"")
 
     asyncio.run(ask())
     assert passed == [
@@ -149,4 +157,5 @@ def test_what_a_worker_sends_never_reaches_fastapi(at: Live) -> None:
         "GET /api/v1/runs",
         f"HEAD /api/v1/blobs/{START}",
         "PUT /api/v1/runs/demo/update",
+        "POST /api/v1/runs/demo/step",
     ]
