@@ -442,6 +442,11 @@ class RunConfig(Frozen):
             )
         if isinstance(self.aggregation, VectorRule):
             _check_quorum(self.aggregation, self.updates_needed)
+        if self.weighting.learns and not isinstance(self.aggregation, MeanRule):
+            raise ValueError(
+                f"weighting: {self.weighting.kind} learns how to mix the clients' models in their mean, and "
+                f"aggregation {self.aggregation.kind} does not mix them like that; take one of the two"
+            )
         named = self.participants.trainers_named
         if named is not None and named < self.min_clients:
             raise ValueError(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -395,6 +396,14 @@ def test_fedlaw_by_autograd_adam_and_step_lr() -> None:
     assert weights_of(weighed) == pytest.approx(torch.softmax(optimizees[:-1], 0).tolist(), abs=1e-9)
     assert weighed.adjustment.shrink == pytest.approx(math.exp(optimizees[-1].item()), abs=1e-9)
     assert weighed.adjustment.shrink < 0.99, "it has learned something"
+
+
+@pytest.mark.parametrize("rule", ["median", "clipped", {"kind": "krum", "byzantine": 1}])
+def test_fedlaw_learns_for_a_mean_alone(rule: Any) -> None:
+    fields = {"name": "a", "weighting": "fedlaw", "min_clients": 5, "quorum": 5}
+    RunConfig.model_validate(fields)
+    with pytest.raises(ValidationError, match="weighting: fedlaw learns how to mix the clients' models"):
+        RunConfig.model_validate({**fields, "aggregation": rule})
 
 
 @pytest.mark.parametrize("rate", [50.0, 1e4])
