@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -335,12 +335,28 @@ def test_an_update_against_the_others_stands_out(tmp_path: Path) -> None:
     assert "it points against the others (cosine -" in found[4]
 
 
-def test_two_updates_are_too_few_for_outliers() -> None:
-    class Row:
-        def __init__(self, index: int, norm: float) -> None:
-            self.index, self.norm, self.cosine = index, norm, -1.0
+@dataclass
+class Row:
+    index: int
+    norm: float
+    cosine: float
 
-    assert find_outliers([Row(0, 1.0), Row(1, 1000.0)]) == {}
+
+def test_two_updates_are_too_few_for_outliers() -> None:
+    assert find_outliers([Row(0, 1.0, -1.0), Row(1, 1000.0, -1.0)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("cosines", "unusual"),
+    [
+        ((-0.50, -0.08, -0.41, -0.29, -0.38, 0.05), []),  # each draws the model to its own classes
+        ((0.08, 0.01, -0.30, -0.01, -0.72, -0.05), [4]),
+        ((0.6, 0.5, 0.55, 0.5, -0.15, 0.6), [4]),
+        ((0.6, 0.5, 0.55, 0.5, -0.05, 0.6), []),  # another direction, not the opposite one
+    ],
+)
+def test_where_all_differ_nobody_stands_out_by_that(cosines: tuple[float, ...], unusual: list[int]) -> None:
+    assert list(find_outliers([Row(i, 1.0, each) for i, each in enumerate(cosines)])) == unusual
 
 
 @by_rule
