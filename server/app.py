@@ -189,7 +189,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         return await threads.run(assignments.take_each, clients)
 
     enrolments = Enrolments(store, runner, Revocations(open_lines(settings, REVOCATIONS)), clock)
-    return Coordinator(
+    coordinator = Coordinator(
         settings=settings,
         entrance=find_entrance(settings),
         clock=clock,
@@ -256,6 +256,9 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
             for sink in make_sinks(settings)
         ],
     )
+    # also of clients that are erased in the background, or whose erasure then fails
+    runner.on_revoked = lambda client: coordinator.end_access(make_key("client", client))
+    return coordinator
 
 
 def _make_feeds(store: Store, threads: Threads) -> Feeds:

@@ -162,7 +162,9 @@ class Enrolments:
         now = self.clock()
         if (token_hash := self.store.token_hash_of(client)) is not None:
             self.revocations.add(token_hash, "client", now)
-        for run, decision in self.store.revoke(client, actor, now):
+        left = self.store.revoke(client, actor, now)
+        self.runner.note_revoked(client)
+        for run, decision in left:
             self.runner.hand_over(run, decision)
 
     def revoke_join_token(self, token: int, actor: str) -> None:

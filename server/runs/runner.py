@@ -89,6 +89,7 @@ class Runner:
         self.early = EarlySums(store, blobs, integrity, settings.early_sum_bytes)
         faults.listener = self._on_lost_updates
         self.follow_time: Callable[[], None] = _follow_nothing
+        self.on_revoked: Callable[[str], None] = _tell_nobody
         self._hub = hub
         self._threads = threads
         self._telemetry = telemetry
@@ -157,6 +158,10 @@ class Runner:
     def announce(self, run: str) -> None:
         """Something about the run was written: event streams look again."""
         self._call_soon(self._hub.announce, run)
+
+    def note_revoked(self, client: str) -> None:
+        """Its token is not accepted any more, whatever becomes of the rest of what is under way."""
+        self._call_soon(self.on_revoked, client)
 
     def forget_client(self) -> None:
         """One was erased."""
@@ -377,6 +382,10 @@ class Runner:
 
 def _key(found: OpenAggregation) -> Key:
     return found.run, found.round, found.attempt
+
+
+def _tell_nobody(_client: str) -> None:
+    """Until the coordinator is there."""
 
 
 def _follow_nothing() -> None:

@@ -154,6 +154,16 @@ def test_an_erasure_killed_after_its_note_is_ended_by_the_next_start(
         assert (event["client"], event["actor"]) == ("erased-1", "admin")
 
 
+def test_an_erasure_in_the_background_ends_the_token_at_once(at: Live) -> None:
+    """It was asked for when the database refused, and is made up for later."""
+    site = at.site(NAME)
+    token = site.http.headers["Authorization"].removeprefix("Bearer ")
+    assert site.http.get("/work").status_code == 200, "whose it is, is remembered"
+    at.coordinator.removal.removals.add_client(hash_token(token), "admin", utc_now())
+    at.coordinator.removal.erase_pending()
+    assert site.http.get("/work").status_code == 401
+
+
 def test_a_restored_backup_does_not_bring_it_back(database_url: str, tmp_path: Path) -> None:
     settings = settings_for(database_url, tmp_path / "data")
     with live(database_url, tmp_path / "data") as at:
