@@ -122,15 +122,18 @@ def _describe(digest: str, start: int, stop: int, size: int, status: int) -> dic
 
 
 async def _find(coordinator: Coordinator, digest: str, client: str | None) -> tuple[bytes | BinaryIO, int]:
-    """The bytes of a small blob, or the open file of a large one for the caller to close; and its size."""
-    granted = client is None or coordinator.grants.covers(client, digest)
+    """The bytes of a small blob, or the open file of a large one for the caller to close; and its size.
+
+    From memory come the models of assignments alone: what was deleted is not read any more.
+    """
+    granted = client is not None and coordinator.grants.covers(client, digest)
     blob = coordinator.blob_cache.get(digest) if granted else None
     if blob is not None:
         return blob, len(blob)
     # read whole at first, which takes a while if it is large
     run = coordinator.threads.run if coordinator.integrity.has_seen(digest) else coordinator.threads.run_long
     found, size = await run(_open, coordinator, digest, None if granted else client)
-    if isinstance(found, bytes):
+    if granted and isinstance(found, bytes):
         coordinator.blob_cache[digest] = found
     return found, size
 

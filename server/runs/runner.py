@@ -166,6 +166,7 @@ class Runner:
     def forget_client(self) -> None:
         """One was erased."""
         self._telemetry.forget_ledgers()
+        self._call_soon(self._hub.forget_past)
 
     def forget(self, run: str) -> None:
         """The run has been deleted."""

@@ -127,6 +127,7 @@ class Feed:
         self._heartbeats: deque[dict[str, Any]] = deque(maxlen=HEARTBEATS_KEPT)
         self._past: LRUCache[tuple[int, int], asyncio.Task[EventBatch]] = LRUCache(PAST_BATCHES_KEPT)
         self._news = asyncio.Event()
+        self._changes = 0  # of entries that had been read
 
     # ------------------------------------------------------------ for its followers
 
@@ -149,6 +150,12 @@ class Feed:
         if key not in self._past or (self._past[key].done() and self._past[key].exception() is not None):
             self._past[key] = asyncio.ensure_future(self._read_past(*key))
         return await asyncio.shield(self._past[key])
+
+    def forget(self) -> None:
+        """What was read is not what the log says any more: everybody reads it again."""
+        self._past.clear()
+        self._batches.clear()
+        self._changes += 1
 
     async def _read_past(self, after: int, newest: int) -> EventBatch:
         found = await self._read(after, self.run, MOST_EVENTS)
@@ -206,9 +213,12 @@ class Feed:
 
     async def _read_events(self) -> list[Entry]:
         entries: list[Entry] = []
-        after = self.newest
+        after, changes = self.newest, self._changes
         while True:
             found = await self._read(after, self.run, MOST_EVENTS)
+            if changes != self._changes:  # perhaps after this was read
+                entries, after, changes = [], self.newest, self._changes
+                continue
             entries += map(make_entry, found)
             if len(found) < MOST_EVENTS:
                 return entries
@@ -258,6 +268,11 @@ class Feeds:
     def notify_all(self) -> None:
         for feed, _ in self._feeds.values():
             feed.notify(None)
+
+    def forget(self) -> None:
+        """A client was erased, also in the past of runs."""
+        for feed, _ in self._feeds.values():
+            feed.forget()
 
     def wake_all(self) -> None:
         """The process is shutting down: every stream looks up."""

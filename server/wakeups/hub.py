@@ -144,6 +144,10 @@ class Hub:
         """A client's heartbeat: shown live, not kept in the event log."""
         self._publish({"run": run, "progress": progress})
 
+    def forget_past(self) -> None:
+        """Entries of the event log are not what they were: a client was erased."""
+        self._publish({"forget": True})
+
     def close(self) -> None:
         """The process is shutting down: everybody who waits is answered now."""
         self.closed = True
@@ -171,6 +175,8 @@ class Hub:
             self._wake_everyone()
             if self._feeds is not None:
                 self._feeds.notify_all()
+        if message.get("forget") and self._feeds is not None:
+            self._feeds.forget()
         for client in message.get("wake", ()):
             for waiter in self._polls.get(client, ()):
                 waiter.wake()

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def make_old(at: Live) -> None:
         os.utime(path, (time.time() - 700,) * 2)
 
 
+@contextmanager
+def read_past(at: Live) -> Iterator[str]:
+    """What an event stream of the run says until the run's end; it stays open."""
+    told = b""
+    with at.admin.stream("GET", "/runs/demo/events?after=0") as stream:
+        pieces = stream.iter_bytes()
+        while b"run_completed" not in told:
+            told += next(pieces)
+        yield told.decode()
+
+
 def ledger(at: Live, number: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = at.admin.get(f"/runs/demo/rounds/{number}").json()["ledger"]
     return found
@@ -88,8 +100,17 @@ def test_name_words_and_files_go_and_numbers_stay_nameless(at: Live) -> None:
     assert NAME in everything(at)
     assert "ward 7" in everything(at)
     make_old(at)
+    addresses = [f"/blobs/{digest}" for digest in own]
+    assert {at.admin.get(address).status_code for address in addresses} == {200}
 
-    answer = at.admin.post(f"/clients/{NAME}/erase")
+    with read_past(at) as told:  # as an open page does, which has the run's past kept
+        assert NAME in told
+        answer = at.admin.post(f"/clients/{NAME}/erase")
+        with read_past(at) as told_now:
+            assert "erased-1" in told_now
+            assert NAME not in told_now
+            assert "ward 7" not in told_now
+    assert {at.admin.get(address).status_code for address in addresses} == {404}
     assert (answer.status_code, answer.json()) == (200, {"name": "erased-1", "waiting_for": []}), answer.text
     after = everything(at)
     assert NAME not in after

@@ -25,6 +25,10 @@ def event(number: int, run: str = "demo") -> EventView:
     )
 
 
+def do_nothing() -> None:
+    pass
+
+
 class Log:
     """An event log in memory, which counts how often it is read."""
 
@@ -32,13 +36,16 @@ class Log:
         self.events = [event(number) for number in range(1, length + 1)]
         self.reads = 0
         self.fault: Exception | None = None
+        self.meanwhile: Callable[[], None] = do_nothing  # after an answer was found, and before it is there
 
     async def read(self, after: int, _run: str | None, most: int) -> list[EventView]:
         self.reads += 1
+        found = [event for event in self.events if event.id > after][:most]
+        self.meanwhile()
         await asyncio.sleep(0)
         if self.fault is not None:
             raise self.fault
-        return [found for found in self.events if found.id > after][:most]
+        return found
 
     async def find_newest(self, _run: str | None) -> int:
         if self.fault is not None:
@@ -110,6 +117,36 @@ def test_the_past_is_read_once_for_all_who_ask_at_the_same_time() -> None:
             assert (await feed.read_past(rest.last)).entries == ()
 
     assert play(story, 250).reads == 3
+
+
+def test_what_has_changed_is_read_again_also_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
+
+    async def story(log: Log, feeds: Feeds) -> None:
+        def erase() -> None:
+            log.meanwhile = do_nothing
+            log.events = [known.model_copy(update={"actor": "erased-1"}) for known in log.events]
+            Hub(feeds).receive({"forget": True})
+
+        with feeds.following("demo", None) as (feed, slow), feeds.following("demo", None) as (_, quick):
+            await joined(feed, slow)
+            await joined(feed, quick)
+            assert b"coordinator" in (await feed.read_past(0)).data
+            log.grow(1)
+            feeds.notify("demo", None)
+            (batch,) = await take_next(feed, quick)
+            assert b"coordinator" in batch.data
+            erase()
+            assert feed.take(slow) is None, "what is kept for it is not what the log says"
+            assert b"coordinator" not in (await feed.read_past(0)).data
+            log.meanwhile = erase
+            log.grow(1)
+            feeds.notify("demo", None)
+            (batch,) = await take_next(feed, quick)
+            assert [entry.id for entry in batch.entries] == [5]
+            assert b"coordinator" not in batch.data
+
+    play(story)
 
 
 def test_who_is_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
