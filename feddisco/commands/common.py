@@ -12,8 +12,12 @@ __all__ = [
     "Address",
     "Allow",
     "ByMetric",
+    "ClientName",
     "Device",
     "Kernels",
+    "PersonName",
+    "Reason",
+    "RunName",
     "WhichRound",
     "Yes",
     "confirm",
@@ -64,6 +68,10 @@ Allow = Annotated[
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+RunName = Annotated[str, typer.Argument(help="Name of the run, as the list of runs has it.")]
+ClientName = Annotated[str, typer.Argument(help="Name of the client, as `feddisco clients list` has it.")]
+PersonName = Annotated[str, typer.Argument(help="The person's name, as `feddisco users list` has it.")]
+Reason = Annotated[str, typer.Option(help="Why, in a sentence: the logs and the run's page keep it.")]
 
 
 def make_app(**options: Any) -> typer.Typer:

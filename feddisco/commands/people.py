@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddisco.commands.common import Yes, confirm, echo, make_app
+from feddisco.commands.common import ClientName, PersonName, Yes, confirm, echo, make_app
 from feddisco.commands.connection import calls_coordinator
 from feddisco.settings import load as load_console_settings
 from shared.fingerprints import format_fingerprint, parse_fingerprint
@@ -82,7 +82,13 @@ def clients_keys(**flags: Any) -> None:
 
 @clients_app.command("pin")
 @calls_coordinator
-def clients_pin(client_id: str, key: str, **flags: Any) -> None:
+def clients_pin(
+    client_id: Annotated[str, typer.Argument(help="Name that the site will register under.")],
+    key: Annotated[
+        str, typer.Argument(help="Fingerprint of the site's key, as `feddisco worker identity` prints it.")
+    ],
+    **flags: Any,
+) -> None:
     """Let a name be registered under the identity key of this fingerprint only (see `worker identity`)."""
     from feddisco.admin import connect
 
@@ -97,7 +103,7 @@ def clients_pin(client_id: str, key: str, **flags: Any) -> None:
 
 @clients_app.command("revoke")
 @calls_coordinator
-def clients_revoke(client_id: str, **flags: Any) -> None:
+def clients_revoke(client_id: ClientName, **flags: Any) -> None:
     """Revoke a client's token. The client leaves its runs at once."""
     from feddisco.admin import connect
 
@@ -108,7 +114,7 @@ def clients_revoke(client_id: str, **flags: Any) -> None:
 
 @clients_app.command("erase")
 @calls_coordinator
-def clients_erase(client_id: str, yes: Yes = False, **flags: Any) -> None:
+def clients_erase(client_id: ClientName, yes: Yes = False, **flags: Any) -> None:
     """Erase a client that withdraws: its token, name, words and files, everywhere and for good."""
     from feddisco.admin import connect
     from feddisco.ending import describe_erasure
@@ -162,7 +168,7 @@ def users_list(**flags: Any) -> None:
 
 @users_app.command("renew")
 @calls_coordinator
-def users_renew(name: str, **flags: Any) -> None:
+def users_renew(name: PersonName, **flags: Any) -> None:
     """Replace a person's token, shown only once. The one before ends at once."""
     from feddisco.admin import connect
 
@@ -172,7 +178,7 @@ def users_renew(name: str, **flags: Any) -> None:
 
 @users_app.command("revoke")
 @calls_coordinator
-def users_revoke(name: str, **flags: Any) -> None:
+def users_revoke(name: PersonName, **flags: Any) -> None:
     """Revoke a person's token. Sessions and open streams end at once."""
     from feddisco.admin import connect
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddisco.commands.common import Allow, ByMetric, WhichRound, echo, make_app
+from feddisco.commands.common import Allow, ByMetric, RunName, WhichRound, echo, make_app
 from feddisco.commands.connection import load_coordinator_settings
 from feddisco.flags import add_flags
 from feddisco.settings import ConsoleSettings
@@ -75,7 +75,7 @@ def worker(context: typer.Context, **flags: Any) -> None:
 
 @worker_app.command("leave")
 @add_flags(WorkerSettings, "url", "state", "ca_file", "insecure")
-def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
+def worker_leave(context: typer.Context, run: RunName, **flags: Any) -> None:
     """Leave a run, with the credential in the state folder; the worker itself may go on."""
     from worker.main import leave
 
@@ -87,7 +87,7 @@ def worker_leave(context: typer.Context, run: str, **flags: Any) -> None:
 @add_flags(WorkerSettings, "url", "state", "ca_file", "insecure")
 def worker_model(
     context: typer.Context,
-    run: str,
+    run: RunName,
     out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
     round: WhichRound = None,
     metric: ByMetric = None,

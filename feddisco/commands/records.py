@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from feddisco.commands.common import echo, make_app
+from feddisco.commands.common import RunName, echo, make_app
 from feddisco.commands.connection import calls_coordinator, load_coordinator_settings
 from feddisco.flags import add_flags
 from feddisco.settings import load as load_console_settings
@@ -63,7 +63,9 @@ def audit_verify(
 
 @app.command()
 @add_flags(Settings, "data_folder", "database_url")
-def replay(run: str, round: int, **flags: Any) -> None:
+def replay(
+    run: RunName, round: Annotated[int, typer.Argument(help="Its number, from 1.")], **flags: Any
+) -> None:
     """Rebuild a round's model from its stored updates and compare the digests."""
     from feddisco.replay import replay_round
 

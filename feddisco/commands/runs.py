@@ -8,7 +8,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from feddisco.commands.common import Allow, ByMetric, WhichRound, Yes, confirm, echo, make_app
+from feddisco.commands.common import (
+    Allow,
+    ByMetric,
+    ClientName,
+    Reason,
+    RunName,
+    WhichRound,
+    Yes,
+    confirm,
+    echo,
+    make_app,
+)
 from feddisco.commands.connection import calls_coordinator
 from feddisco.settings import load as load_console_settings
 from shared.texts import escape_controls
@@ -65,7 +76,7 @@ def run_list(
 
 @run_app.command("show")
 @calls_coordinator
-def run_show(run: str, **flags: Any) -> None:
+def run_show(run: RunName, **flags: Any) -> None:
     """Show a run: status, enrolments, accuracy and the newest ledger."""
     from feddisco.admin import connect
     from feddisco.console import print_run
@@ -76,7 +87,7 @@ def run_show(run: str, **flags: Any) -> None:
 
 @run_app.command("watch")
 @calls_coordinator
-def run_watch(run: str, **flags: Any) -> None:
+def run_watch(run: RunName, **flags: Any) -> None:
     """Follow a run until it ends. The exit code is 0 only if it completed."""
     from feddisco.admin import connect
     from feddisco.console import follow
@@ -95,28 +106,28 @@ def _control(action: str, run: str, flags: Mapping[str, Any], reason: str = "") 
 
 @run_app.command("start")
 @calls_coordinator
-def run_start(run: str, **flags: Any) -> None:
+def run_start(run: RunName, **flags: Any) -> None:
     """Start a run now, with the trainers that are ready."""
     _control("start", run, flags)
 
 
 @run_app.command("pause")
 @calls_coordinator
-def run_pause(run: str, reason: str = "", **flags: Any) -> None:
+def run_pause(run: RunName, reason: Reason = "", **flags: Any) -> None:
     """Pause a run: the open round continues, no further round opens."""
     _control("pause", run, flags, reason)
 
 
 @run_app.command("resume")
 @calls_coordinator
-def run_resume(run: str, **flags: Any) -> None:
+def run_resume(run: RunName, **flags: Any) -> None:
     """Resume a paused run."""
     _control("resume", run, flags)
 
 
 @run_app.command("stop")
 @calls_coordinator
-def run_stop(run: str, reason: str = "", **flags: Any) -> None:
+def run_stop(run: RunName, reason: Reason = "", **flags: Any) -> None:
     """Stop a run for good. The open round is abandoned."""
     _control("stop", run, flags, reason)
 
@@ -124,9 +135,9 @@ def run_stop(run: str, reason: str = "", **flags: Any) -> None:
 @run_app.command("rewind")
 @calls_coordinator
 def run_rewind(
-    run: str,
+    run: RunName,
     round: Annotated[int, typer.Option(min=0, help="The round to go back to; 0: the initial model.")],
-    reason: str = "",
+    reason: Reason = "",
     **flags: Any,
 ) -> None:
     """Go back to an earlier round's model and go on from there, in the same run."""
@@ -142,7 +153,7 @@ def run_rewind(
 @run_app.command("change")
 @calls_coordinator
 def run_change(
-    run: str,
+    run: RunName,
     rounds: Annotated[int | None, typer.Option(help="How many in all; not fewer than have begun.")] = None,
     quorum: Annotated[
         str | None, typer.Option(metavar="N|half", help="Updates without which a round is abandoned.")
@@ -181,7 +192,7 @@ def run_change(
 @run_app.command("archive")
 @calls_coordinator
 def run_archive(
-    run: str,
+    run: RunName,
     undo: Annotated[bool, typer.Option("--undo", help="List it again.")] = False,
     **flags: Any,
 ) -> None:
@@ -195,7 +206,7 @@ def run_archive(
 
 @run_app.command("delete")
 @calls_coordinator
-def run_delete(run: str, reason: str = "", yes: Yes = False, **flags: Any) -> None:
+def run_delete(run: RunName, reason: Reason = "", yes: Yes = False, **flags: Any) -> None:
     """Delete an ended run for good, with its files. A record of it is kept."""
     from feddisco.admin import connect
     from feddisco.ending import delete_runs, describe_run
@@ -237,7 +248,7 @@ def prune(
 @run_app.command("approve")
 @calls_coordinator
 def run_approve(
-    run: str,
+    run: RunName,
     clients: Annotated[
         list[str] | None, typer.Argument(help="Clients to let in. Without any, those that wait are listed.")
     ] = None,
@@ -260,7 +271,7 @@ def run_approve(
 
 @run_app.command("refuse")
 @calls_coordinator
-def run_refuse(run: str, client_id: str, reason: str = "", **flags: Any) -> None:
+def run_refuse(run: RunName, client_id: ClientName, reason: Reason = "", **flags: Any) -> None:
     """Take a client out of a run, or keep it out. If it comes again, it waits for approval."""
     from feddisco.admin import connect
 
@@ -272,7 +283,7 @@ def run_refuse(run: str, client_id: str, reason: str = "", **flags: Any) -> None
 @run_app.command("model")
 @calls_coordinator
 def run_model(
-    run: str,
+    run: RunName,
     out: Annotated[Path, typer.Argument(help="File to write (safetensors).")],
     round: WhichRound = None,
     metric: ByMetric = None,
@@ -294,7 +305,7 @@ def run_model(
 @run_app.command("export")
 @calls_coordinator
 def run_export(
-    run: str,
+    run: RunName,
     format: Annotated[
         Literal["safetensors", "torchscript", "onnx"],
         typer.Option("--format", help="torchscript and onnx have the preprocessing inside."),
@@ -318,7 +329,7 @@ def run_export(
 @run_app.command("card")
 @calls_coordinator
 def run_card(
-    run: str,
+    run: RunName,
     out: Annotated[Path | None, typer.Option(help="File to write. Without it, the terminal.")] = None,
     round: WhichRound = None,
     metric: ByMetric = None,

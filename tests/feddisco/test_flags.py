@@ -96,6 +96,18 @@ def test_the_pages_of_settings_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"run python docs/make_settings.py ({path.name})"
 
 
+def test_the_help_of_every_command_explains_each_argument_and_option() -> None:
+    unexplained, pending = [], [("feddisco", typer.main.get_command(app))]
+    while pending:
+        words, command = pending.pop()
+        pending += [(f"{words} {name}", sub) for name, sub in getattr(command, "commands", {}).items()]
+        mute = [one.name for one in command.params if not str(getattr(one, "help", "") or "").strip()]
+        unexplained += [f"{words}: {name}" for name in mute]
+        if not command.help:
+            unexplained.append(words)
+    assert unexplained == []
+
+
 def test_help_of_a_worker_needs_no_pytorch() -> None:
     code = (
         "import sys, feddisco.main as main\n"
