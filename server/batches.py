@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from shared.problems import ServiceFault
+
 __all__ = ["Batches"]
 
 MOST = 256
@@ -17,7 +19,11 @@ Answer = TypeVar("Answer")
 
 class Batches(Generic[Key, Answer]):
     """``ask`` is given keys and returns the answer to each. One batch is under way; who comes meanwhile is
-    in the next. Used on the event loop."""
+    in the next. Used on the event loop.
+
+    An error that is not of the storage is that of one key, perhaps: it is looked for, and the others are
+    answered.
+    """
 
     def __init__(self, ask: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Answer]]]) -> None:
         self._ask = ask
@@ -47,6 +53,11 @@ class Batches(Generic[Key, Answer]):
         try:
             answers = await self._ask(list(batch))
         except Exception as error:
+            if len(batch) > 1 and not isinstance(error, ServiceFault):
+                waiting = list(batch.items())
+                for half in (waiting[: len(waiting) // 2], waiting[len(waiting) // 2 :]):
+                    await self._answer(dict(half))
+                return
             for future in batch.values():
                 future.set_exception(error)
         else:

@@ -16,7 +16,7 @@ from server.clock import Clock
 from server.database.store import Store
 from server.lifecycle.events import AssignmentTaken, ClientSeen
 from server.runs.runner import Runner
-from shared.problems import Conflict
+from shared.problems import Conflict, NotFound
 from shared.schemas import Assignment, Train
 
 __all__ = ["Assignments"]
@@ -156,7 +156,10 @@ class Assignments:
                 for client, one in taken.items()
                 if one.run == run
             ]
-            refused |= self.runner.commit_taken(run, events)
+            try:
+                refused |= self.runner.commit_taken(run, events)
+            except NotFound:  # it was stopped and deleted in between
+                refused |= {event.client for event in events}
         found |= {client: one for client, one in taken.items() if client not in refused}
         return sorted(refused)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from server.batches import MOST, Batches
+from shared.problems import StorageUnavailable
 
 
 class Asked:
@@ -17,10 +18,13 @@ class Asked:
         self.batches: list[list[int]] = []
         self.go_on = asyncio.Event()
         self.go_on.set()
+        self.fault: Exception | None = None
 
     async def __call__(self, keys: Sequence[int]) -> Mapping[int, int]:
         self.batches.append(list(keys))
         await self.go_on.wait()
+        if self.fault is not None:
+            raise self.fault
         if -1 in keys:
             raise ZeroDivisionError
         return {key: 2 * key for key in keys}
@@ -55,12 +59,24 @@ def test_a_batch_is_bounded() -> None:
     asyncio.run(check())
 
 
-def test_an_error_is_that_of_all_who_asked_and_the_next_are_answered() -> None:
+def test_an_error_is_that_of_who_causes_it_and_the_next_are_answered() -> None:
     async def check() -> None:
         batches = Batches(Asked())
-        answers = await asyncio.gather(*map(batches.get, (1, -1)), return_exceptions=True)
-        assert [type(answer) for answer in answers] == [ZeroDivisionError] * 2
+        answers = await asyncio.gather(*map(batches.get, (1, 2, -1, 3)), return_exceptions=True)
+        assert [answers[0], answers[1], answers[3]] == [2, 4, 6]
+        assert isinstance(answers[2], ZeroDivisionError)
         assert await batches.get(1) == 2
+
+    asyncio.run(check())
+
+
+def test_a_fault_of_the_storage_is_that_of_all_who_asked() -> None:
+    async def check() -> None:
+        ask = Asked()
+        ask.fault = StorageUnavailable("the disk is full")
+        answers = await asyncio.gather(*map(Batches(ask).get, (1, 2, 3)), return_exceptions=True)
+        assert answers == [ask.fault] * 3
+        assert len(ask.batches) == 1, "it was not asked again"
 
     asyncio.run(check())
 
@@ -78,8 +94,7 @@ def test_who_leaves_takes_nobodys_answer_away() -> None:
             await first
         alone.cancel()
         ask.go_on.set()
-        with pytest.raises(ZeroDivisionError):
-            await second
+        assert await second == 8
         assert await batches.get(4) == 8
 
     asyncio.run(check())

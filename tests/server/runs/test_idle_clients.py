@@ -73,6 +73,24 @@ def test_who_has_more_to_do_is_not_idle_after_its_update(database_url: str, tmp_
         assert (first.work() or {}) == {"kind": "enrol", "run": "other"}
 
 
+def test_a_run_that_is_deleted_while_its_work_is_taken_is_nobodys_error(
+    database_url: str, tmp_path: Path
+) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
+        (site,) = enrolled(at, (10,))
+        runner, store, now = at.coordinator.runner, at.coordinator.store, at.coordinator.clock()
+        follow_time = runner.follow_time
+
+        def delete() -> None:
+            runner.follow_time = follow_time
+            store.delete_run("demo", reason="", actor="admin", now=now, even_open=True)
+
+        runner.follow_time = delete
+        assert site.work() is None
+        assert runner.follow_time is not delete, "it had an assignment"
+
+
 def test_the_sentence_is_that_of_the_day(database_url: str, tmp_path: Path) -> None:
     """A time of another day is told with its date."""
     with live(database_url, tmp_path / "data") as at:
