@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from server.database.session import Reading
+from server.database.session import Reading, Writing
 from server.database.tables import runs
 from shared.config import RunConfig
 from shared.problems import NotFound
@@ -24,7 +24,9 @@ class Configs:
             revision = connection.select(sa.select(runs.c.revision).where(runs.c.run == run)).scalar()
         known = self._known.get(run)
         if known is None or known[0] != revision:
-            known = self._known[run] = _read(connection, run)
+            known = _read(connection, run)
+            if not (isinstance(connection, Writing) and run in connection.pending):  # it may not be committed
+                self._known[run] = known
         return known[1]
 
 

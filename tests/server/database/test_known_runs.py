@@ -10,7 +10,7 @@ from server.database.session import Writing, reading, writing
 from server.database.step.facts import Facts, FailureFacts, UpdateFacts
 from server.database.step.known import KnownRuns
 from server.database.step.load import Snapshot, load
-from server.database.step.step import take_step
+from server.database.step.step import take_change, take_step
 from server.database.store import Store
 from server.lifecycle.events import (
     AssignmentTaken,
@@ -61,6 +61,30 @@ def test_the_steps_of_a_round_are_known_without_reading(engine: sa.Engine) -> No
         story.aggregate(number)  # as another process does
         process.step(AssignmentTaken("a", number + 1, 1))
         assert process.known.find(RUN) == process.read()
+
+
+def test_a_configuration_that_was_not_committed_is_not_known(engine: sa.Engine) -> None:
+    """On SQLite others' steps are in the same transaction, and read the run before its commit fails."""
+    Story(engine).create()
+    known = KnownRuns(Configs(), is_only_writer=True)
+    with writing(engine) as connection:
+        known.lock(connection, RUN)
+    known.publish(connection.pending)
+
+    def change(rounds: int, failure: Exception | None = None) -> None:
+        with writing(engine) as connection:
+            take_change(connection, RUN, {"rounds": rounds}, known, actor="admin", now=NOW)
+            assert known.lock(connection, RUN).config.rounds == rounds
+            if failure is not None:
+                raise failure
+        known.publish(connection.pending)
+
+    with pytest.raises(OSError, match="the disk is full"):
+        change(5, OSError("the disk is full"))
+    change(7)
+    with reading(engine) as connection:
+        assert known.configs.of(connection, RUN).rounds == 7
+        assert known.find(RUN) in (None, load(connection, RUN, Configs()))
 
 
 def test_the_steps_of_a_secure_round_are_known_without_reading(engine: sa.Engine) -> None:
