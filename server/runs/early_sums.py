@@ -19,6 +19,7 @@ from server.blobs import BlobStore
 from server.blobs.integrity import BlobIntegrity
 from server.database.store import Store
 from shared.algorithms.base import UpdateInfo
+from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus
 from shared.weightings import Contribution
 
@@ -87,13 +88,7 @@ class EarlySums:
         begun = self._begun.get(run.id)
         if begun is None:
             return
-        current = run.round
-        is_open = (
-            current is not None
-            and current.status.is_open
-            and (current.number, current.attempt) == begun.key[1:]
-        )
-        if run.status.is_terminal or not is_open:
+        if not _is_open(run, begun.key):
             self.forget(run.id)
 
     def close(self) -> None:
@@ -134,6 +129,7 @@ class EarlySums:
             begun = self._begun.get(key[0])
         if begun is not None and begun.key == key:
             return begun
+        self._forget_ended()
         expected = _expect(given, indices)
         needed = sum(map(_count_bytes, expected))
         with self._lock:
@@ -143,6 +139,19 @@ class EarlySums:
                 return None
             begun = self._begun[key[0]] = _Begun(key, expected, indices, needed)
         return begun
+
+    def _forget_ended(self) -> None:
+        """Of rounds that another coordinator closed, or that were closed while their sum was begun."""
+        with self._lock:
+            known = list(self._begun.values())
+        for begun in known:
+            try:
+                is_open = _is_open(self._store.run_state(begun.key[0]), begun.key)
+            except NotFound:  # deleted
+                is_open = False
+            with self._lock:
+                if not is_open and self._begun.get(begun.key[0]) is begun:
+                    del self._begun[begun.key[0]]
 
     def _add(self, begun: _Begun, arrived: Mapping[int, Update]) -> None:
         for index in begun.order[begun.added :]:
@@ -185,6 +194,16 @@ class _Begun:
                 running.add(file, coefficient)
         self.is_spoilt = False
         self.added += 1
+
+
+def _is_open(run: Run, key: Key) -> bool:
+    current = run.round
+    return (
+        current is not None
+        and not run.status.is_terminal
+        and current.status.is_open
+        and (run.id, current.number, current.attempt) == key
+    )
 
 
 def _may_come(participant: Participant) -> bool:

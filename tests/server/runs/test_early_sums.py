@@ -225,6 +225,12 @@ def test_its_memory_is_bounded_and_ends_with_the_attempt(database_url: str, tmp_
         at.runner.early.advance("second", 1, 1)
         assert count_summed(at, "first") == 0
         assert count_summed(at, "second") == 1
+        for name in ("third", "fourth"):  # which are closed by another coordinator: nobody says so here
+            create(at, name)
+            upload(at, "a", name)
+            at.runner.early.advance(name, 1, 1)
+            at.control.stop(name, "", "admin")
+        assert list(at.runner.early._begun) == ["fourth"]
     finally:
         at.close()
 
