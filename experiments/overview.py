@@ -71,7 +71,7 @@ def _measured(evidence: Sequence[Evidence]) -> list[str]:
     rows = [_row(table, gain) for table, gain in _comparisons(evidence)]
     if not rows:
         return []
-    header = ["setting", "method", "without", "with Disco", *GAIN_HEADER]
+    header = ["setting", "method", "without", "with Disco", *GAIN_HEADER, "Disco is"]
     explained = (
         "*Without* and *with Disco* are the mean of the last ten rounds and of the seeds in %, over the "
         "rounds and seeds that both have (Facebook comments: test loss, so less is better)."

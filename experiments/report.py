@@ -57,7 +57,7 @@ def heading(table: Table) -> list[str]:
 
 
 def progress(evidence: Evidence) -> str:
-    """How much was run, and in how many comparisons Disco is ahead, in a few sentences."""
+    """How much was run, and in how many comparisons Disco, or what there is, is ahead, in a few sentences."""
     there, asked = evidence.rounds()
     if not there:
         reasons = dict.fromkeys(settings()[setting].unrun for setting in evidence.table.settings)
@@ -67,19 +67,21 @@ def progress(evidence: Evidence) -> str:
         lender = load_table(evidence.table.borrows or "").title
         return f"no run of its own, for want of time; {ran}, all of them for *{lender}*."
     verdicts = evidence.verdicts()
-    said = f"{ran}; {_counted(verdicts)}." if verdicts else f"{ran}."
+    said = f"{ran}; {_counted(verdicts, evidence.table.compared)}." if verdicts else f"{ran}."
     return " ".join([said, *_twins(evidence)])
 
 
-def _counted(verdicts: Sequence[Verdict]) -> str:
-    """In how many comparisons Disco is ahead, level and behind.
+def _counted(verdicts: Sequence[Verdict], compared: str) -> str:
+    """In how many comparisons ``compared`` is ahead, level and behind.
 
-    >>> _counted(["ahead", "level", "ahead"])
+    >>> _counted(["ahead", "level", "ahead"], "Disco")
     'of 3 comparisons Disco is ahead in 2, level in 1'
     """
     counts = [(word, verdicts.count(word)) for word in get_args(Verdict)]
     parts = [f"{word} in {count}" for word, count in counts if count or word == "ahead"]
-    return f"of {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'} Disco is {', '.join(parts)}"
+    return (
+        f"of {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'} {compared} is {', '.join(parts)}"
+    )
 
 
 def _twins(evidence: Evidence) -> list[str]:
@@ -252,7 +254,7 @@ def _gains(
     ]
     if not found:
         return []
-    header = ["method", "weighting", *GAIN_HEADER]
+    header = ["method", "weighting", *GAIN_HEADER, f"{_capital(evidence.table.compared)} is"]
     rows = [
         [
             methods()[gain.cell.method].title,
@@ -271,12 +273,12 @@ def _gains(
 
 
 GAIN_HEADER = (
-    "rounds", "seeds", "published gain", "gain", "by seed", "over the run", "95 %", "Disco is",
+    "rounds", "seeds", "published gain", "gain", "by seed", "over the run", "95 %",
 )  # fmt: skip
 
 
 def gain_numbers(table: Table, gain: Gain) -> list[str]:
-    """The cells under ``GAIN_HEADER``."""
+    """The cells under ``GAIN_HEADER``, and the verdict."""
     low, high = gain.rounds
     return [
         str(low) if low == high else f"{low} to {high}",

@@ -137,6 +137,7 @@ class Table(Frozen):
     claim: str = Field("", description="what the paper says, in one sentence")
     headline: bool = Field(False, description="whether the page of all results begins with it")
     note: str = Field("", description="what differs here, and why")
+    compared: str = Field("Disco", description="what is ahead or behind of the first weighting")
     settings: tuple[Name, ...] = ()
     methods: tuple[Name, ...] = ()
     weightings: tuple[Name, ...] = (BASE, "disco")
