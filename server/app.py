@@ -389,7 +389,7 @@ async def _follow_revocations(coordinator: Coordinator) -> None:
         nonlocal since
         now = coordinator.clock()
         for kind, name in await coordinator.threads.run(coordinator.store.revoked_since, since):
-            coordinator.end_access(make_key(kind, name))
+            coordinator.end_access_here(make_key(kind, name))
         since = now - REVOCATIONS_OVERLAP
 
     await repeat(REVOCATIONS_SECONDS, look, "cannot look for revocations now")
@@ -411,7 +411,7 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
         from server.wakeups.postgres import PostgresRelay
 
         relay = PostgresRelay(coordinator.settings.database, coordinator.hub)
-        coordinator.hub.relay = relay
+        coordinator.hub.relay, coordinator.hub.on_end = relay, coordinator.end_access_here
         background.start("relay", relay.run())
         background.start("revocations", _follow_revocations(coordinator))
     spare_program()  # PyTorch is not there yet: it comes with the first run, and takes some hundred megabytes

@@ -93,8 +93,13 @@ class Coordinator:
     def end_access(self, key: str) -> None:
         """A client, user or session (``make_key``) is not accepted any more: what is open by it ends.
 
-        On the event loop.
+        At other coordinators, too. On the event loop.
         """
+        self.end_access_here(key)
+        self.hub.announce_end(key)
+
+    def end_access_here(self, key: str) -> None:
+        """In this process alone."""
         self.guard.forget(key)
         self.open_calls.end(key)
         kind, _, name = key.partition(":")

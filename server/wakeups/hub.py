@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -84,6 +84,8 @@ class Hub:
     def __init__(self, feeds: Feeds | None = None) -> None:
         self.closed = False
         self.relay: Relay | None = None
+        self.on_end: Callable[[str], None] | None = None
+        """Called with what another process says is not accepted any more."""
         self._feeds = feeds  # None: nobody follows events here
         self._asleep: set[asyncio.Event] = set()
         self._polls: defaultdict[str, set[Waiter]] = defaultdict(set)
@@ -144,6 +146,14 @@ class Hub:
         """A client's heartbeat: shown live, not kept in the event log."""
         self._publish({"run": run, "progress": progress})
 
+    def announce_end(self, key: str) -> None:
+        """To other processes: this client, user or session (``server.web.security.make_key``) is no more.
+
+        They look for revocations as well, but find none of a client whose name was erased.
+        """
+        if self.relay is not None:
+            self.relay.send({"end": key})
+
     def forget_past(self) -> None:
         """Entries of the event log are not what they were: a client was erased."""
         self._publish({"forget": True})
@@ -175,6 +185,8 @@ class Hub:
             self._wake_everyone()
             if self._feeds is not None:
                 self._feeds.notify_all()
+        if isinstance(key := message.get("end"), str) and self.on_end is not None:
+            self.on_end(key)
         if message.get("forget") and self._feeds is not None:
             self._feeds.forget()
         for client in message.get("wake", ()):

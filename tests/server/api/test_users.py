@@ -237,26 +237,34 @@ def test_a_revocation_ends_open_streams_and_polls(at: Live, database_url: str, t
         places = [at]
         if database_url.startswith("postgresql"):
             places.append(stack.enter_context(live(database_url, tmp_path / "data", viewer_token=VIEWER)))
-        vera, site, stays = add(at, "vera", "viewer"), at.site("anna"), add(at, "vito", "viewer")
-        for run in ("demo", "other"):  # so that there is nothing to do
-            assert site.http.post(f"/runs/{run}/decline", json={"reason": "no"}).status_code == 204
-        opened: dict[str, list[Listener]] = {"vera": [], "anna": [], "vito": []}
+        asking = {name: add(at, name, "viewer") for name in ("vera", "vito")}
+        for name in ("anna", "bert"):
+            asking[name] = at.site(name).http
+            for run in ("demo", "other"):  # so that there is nothing to do
+                assert asking[name].post(f"/runs/{run}/decline", json={"reason": "no"}).status_code == 204
+        opened: dict[str, list[Listener]] = {name: [] for name in asking}
         for place in places:
-            for name, http in (("vera", vera), ("anna", site.http), ("vito", stays)):
+            for name, http in asking.items():
                 base = str(place.url)
                 here = stack.enter_context(httpx.Client(base_url=f"{base}/api/v1", headers=http.headers))
                 opened[name].append(Listener(here, "/runs/demo/events", stack))
-                if name == "anna":
+                if name in ("anna", "bert"):
                     opened[name].append(Listener(here, "/work?wait=25", stack))
             hub = place.coordinator.hub
-            at.wait_for(partial(is_open, hub, streams=3, polls=1))
-        for name, call in (("vera", "/users/vera"), ("anna", "/clients/anna")):
+            at.wait_for(partial(is_open, hub, streams=4, polls=2))
+        calls = {
+            "vera": ("DELETE", "/users/vera"),
+            "anna": ("DELETE", "/clients/anna"),
+            "bert": ("POST", "/clients/bert/erase"),
+        }
+        for name, call in calls.items():
             before = time.monotonic()
-            assert at.admin.delete(call).status_code == 204
+            assert at.admin.request(*call).is_success
             at.wait_for(partial(have_ended, opened[name]), 5)
             took = max((one.ended_at or 0) - before for one in opened[name])
             assert took < 2, f"{name}: {took} s"
-        assert [one.status for one in opened["anna"]] == [200, 401] * len(places)
+        for name in ("anna", "bert"):
+            assert [one.status for one in opened[name]] == [200, 401] * len(places)
         assert [one.ended_at for one in opened["vito"]] == [None] * len(places)
         at.admin.delete("/users/vito")
         at.wait_for(partial(have_ended, opened["vito"]), 5)

@@ -70,7 +70,9 @@ def test_what_a_hub_publishes_is_read() -> None:
     hub.announce("demo")
     hub.announce(None)
     hub.announce_progress("demo", {"epoch": 1})
-    assert len(published) == 5
+    hub.announce_end("client:north")
+    hub.forget_past()
+    assert len(published) == 7
     assert all(read_payload(json.dumps({**message, "from": "x"})) for message in published)
 
 
