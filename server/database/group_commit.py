@@ -142,4 +142,4 @@ def _run_apart(connection: Writing, jobs: Sequence[_Job[Any]]) -> None:
         except sa.exc.OperationalError:
             raise
         except Exception as error:
-            job.error = error
+            job.error = connection.translate(error)

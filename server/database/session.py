@@ -131,6 +131,14 @@ class Writing(Reading):
             self.pending = pending
             raise
 
+    def translate(self, error: Exception) -> Exception:
+        """The error as the transaction would raise it (:func:`translated`)."""
+        try:
+            with translated(self._connection.engine):
+                raise error
+        except Exception as told:
+            return told
+
     def lock_files(self, *, exclusive: bool) -> None:
         """PostgreSQL only: keep others from deleting stored files, or with ``exclusive`` from storing any.
 

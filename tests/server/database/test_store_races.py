@@ -251,6 +251,8 @@ def test_one_writer_that_fails_does_not_disturb_those_it_shares_a_commit_with(en
         def work(connection: Writing) -> int:
             row = {"client": f"c{place}", "token_hash": digest(place), "version": "", "registered_at": NOW}
             connection.execute(clients.insert(), row)
+            if place == 3:
+                raise sa.exc.DatabaseError("INSERT", None, Exception("the image is malformed"))
             if place % 2:
                 raise Conflict(f"job {place}")
             return place
@@ -264,6 +266,8 @@ def test_one_writer_that_fails_does_not_disturb_those_it_shares_a_commit_with(en
             answers[place] = writer.write(add(place))
         except Conflict as conflict:
             answers[place] = conflict.detail
+        except StorageUnavailable as fault:  # as it is told to who writes alone
+            answers[place] = f"job {place}" if "malformed" in fault.detail else fault
 
     threads = [threading.Thread(target=writer.write, args=(hold,))]
     threads[0].start()
