@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import torch
+
 from shared.config import Metric, RunConfig
 from shared.data import fingerprint_of, opened
 from shared.data.images import Survey, is_image, survey_images
@@ -45,9 +47,8 @@ def check_data(
         InvalidConfiguration: the task or its options are wrong, or there are no data at all.
     """
     task = _make_task(settings, config, classes, say)
-    say(
-        f"Task {settings.task} in {settings.data}, fingerprint {fingerprint_of(settings.data)[:16] or 'none'}"
-    )
+    where = "without --data" if settings.data is None else f"in {settings.data}"
+    say(f"Task {settings.task} {where}, fingerprint {fingerprint_of(settings.data)[:16] or 'none'}")
     _say_folders(task, settings.data, say)
     found: dict[Split, Examples] = {}
     faults: dict[Split, InvalidConfiguration] = {}
@@ -57,18 +58,28 @@ def check_data(
         except InvalidConfiguration as refused:
             faults[split] = refused
     _say_images(task, settings.data, say)
+    is_one = len(found) == len(SPLITS) and _are_equal(*found.values())
     for split, examples in found.items():
-        _Report(task, split, examples, config, say).tell()
-    _say_doubles(found, say)
+        if split == "train" or not is_one:
+            _Report(task, split, examples, config, say).tell()
+    if is_one:
+        say("\ntest: the same examples, since there are no folders train and test.")
+    _say_doubles({"train": found["train"]} if is_one else found, say)
     for split, fault in faults.items():
-        say(f"\n{split}: cannot be used. {fault}")
+        if split == "train" or str(fault) != str(faults.get("train")):
+            say(f"\n{split}: cannot be used. {fault}")
     _say_what_leaves(found, say)
     return bool(found) and not any(_is_refusal(fault) for fault in faults.values())
 
 
+def _are_equal(train: Examples, test: Examples) -> bool:
+    """One folder for both: a site with one split leaves out the level ``train``/``test``."""
+    return torch.equal(train.inputs, test.inputs) and torch.equal(train.targets, test.targets)
+
+
 def _is_refusal(fault: InvalidConfiguration) -> bool:
     """A split that is not there is fine: trainers need no test set, evaluators no training set."""
-    return "looked for" not in str(fault)
+    return "absent" not in fault.extra
 
 
 def _make_task(

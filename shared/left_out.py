@@ -9,7 +9,7 @@ from typing import Literal
 
 from shared.problems import InvalidConfiguration
 
-__all__ = ["LeftOut", "OnBroken", "Reason", "printable"]
+__all__ = ["MEND_OR_SKIP", "LeftOut", "OnBroken", "Reason", "printable"]
 
 OnBroken = Literal["decline", "skip"]
 """What a site does about files and rows that should be examples but cannot be read."""
@@ -43,6 +43,9 @@ class Reason(StrEnum):
         """It should have been an example: a site is asked whether to go on without it."""
         return self in _FAULTS
 
+
+MEND_OR_SKIP = "Mend or remove what is named, or have it left out and counted: --on-broken skip."
+"""What to do about files and rows that cannot be read."""
 
 _WORDS: Mapping[Reason, str] = {
     Reason.HIDDEN: "hidden",
@@ -100,6 +103,10 @@ class LeftOut:
             for reason, number in self.counts().items()
         ]
 
+    def name_each(self) -> list[str]:
+        """A sentence for each file or row, for whoever named them: what is wrong with it."""
+        return [item.text() if item.why else f"{item.text()}: {item.reason.words}" for item in self.items]
+
     def refuse_faults(self, where: object) -> None:
         """Raise :class:`InvalidConfiguration` that names what should be examples but cannot be read."""
         faults = [item for item in self.items if item.reason.is_fault]
@@ -110,7 +117,7 @@ class LeftOut:
             if len(faults) == 1
             else f"data: {len(faults)} files or rows in {where} cannot be read: "
             f"{_some((item.text() for item in faults), '; ')}.",
-            hint="Mend or remove what is named, or have it left out and counted: --on-broken skip.",
+            hint=MEND_OR_SKIP,
         )
 
     def packed(self) -> list[tuple[str, str, str, int]]:

@@ -242,6 +242,6 @@ def predict_files(
     said = loaded.predict(*files)
     for line in format_predictions(said, top, as_json):
         echo(line)
-    for sentence in said.left_out.sentences():
-        echo(f"feddisco: {sentence}", err=True)
+    for sentence in said.left_out.name_each():
+        echo(f"feddisco: {sentence}.", err=True)
     raise typer.Exit(1 if said.left_out.items else 0)

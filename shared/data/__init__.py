@@ -283,7 +283,9 @@ def opened(source: Path | None, wanted: str, on_broken: OnBroken = "decline") ->
         InvalidConfiguration: nothing there, or neither a folder nor an archive that can be read.
     """
     if source is None:
-        raise InvalidConfiguration(f"data: no place given for {wanted}.", hint="Say where it lies (a path).")
+        raise InvalidConfiguration(
+            f"data: no place given for {wanted}.", hint="Say where it lies: --data PATH."
+        )
     with ExitStack() as stack:
         try:
             archive = _open(source, wanted, stack)
@@ -314,7 +316,7 @@ def find_file(archive: Archive, names: Sequence[str]) -> str:
     """The one file in ``archive``, at any depth, that has one of the ``names``.
 
     Raises:
-        InvalidConfiguration: there is none; lists the names and some of what is there.
+        InvalidConfiguration: there is none (``absent``); lists the names and some of what is there.
     """
     for name in archive.names:
         if name.rsplit("/", 1)[-1] in names:
@@ -322,7 +324,8 @@ def find_file(archive: Archive, names: Sequence[str]) -> str:
     there = ", ".join(map(printable, archive.names[:5])) or "nothing"
     raise InvalidConfiguration(
         f"data: looked for {' or '.join(names)} in {archive.path} (at any depth), found {there}"
-        f"{' ...' if len(archive.names) > 5 else ''}."
+        f"{' ...' if len(archive.names) > 5 else ''}.",
+        absent=True,
     )
 
 

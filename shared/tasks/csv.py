@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from shared.config import Frozen
 from shared.data import Archive, Examples, FileList, Unlabelled, find_file, opened
-from shared.left_out import LeftOut, Reason
+from shared.left_out import MEND_OR_SKIP, LeftOut, Reason
 from shared.tasks.base import Split, Task
 from shared.tasks.regression import Regression, bin_names, increasing
 from shared.tasks.tables import fault, natural, rows
@@ -196,7 +197,7 @@ def _read(archive: Archive, name: str, task: CSV) -> _Table:
 
     def on_fault(line: int, said: str) -> None:
         if task.on_broken == "decline":
-            raise fault(archive, name, line, said)
+            raise fault(archive, name, line, said, hint=MEND_OR_SKIP)
         archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}", said)
 
     key = [] if options.key is None else [options.key]
@@ -233,13 +234,26 @@ def _cells(
     found = rows(archive, name, options.delimiter, left_out)
     line, header = next(found, (1, []))
     if missing := [column for column in wanted if column not in header]:
-        raise fault(archive, name, line, f"looked for the columns {missing}, the header has {header}")
+        said = f"looked for the columns {missing}, the header has {header}"
+        raise fault(archive, name, line, said, hint=_hint_at_header(missing, header))
     places = [header.index(column) for column in wanted]
     for line, row in found:
         if len(row) == len(header):
             yield line, [row[place] for place in places]
         else:
             on_fault(line, f"has {len(row)} fields, the header has {len(header)}")
+
+
+def _hint_at_header(missing: list[str], header: list[str]) -> str:
+    """Of the two usual reasons for which columns are not found, the one that it is."""
+    for other in (";", "\t", "|", ","):
+        if len(header) == 1 and other in header[0]:
+            option = json.dumps({"delimiter": other})
+            return f"The cells seem to be separated by {other!r}: say so by --task-options '{option}'."
+    known = {column.strip().casefold() for column in header}
+    if any(column.strip().casefold() in known for column in missing):
+        return "Names are compared letter by letter, capitals and spaces too."
+    return ""
 
 
 def _value(column: str, read: Callable[[str], float], text: str) -> float:

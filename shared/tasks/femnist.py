@@ -130,6 +130,7 @@ def _require_some(archive: Archive, number: int, classes: Sequence[str]) -> None
         raise InvalidConfiguration(
             f"data: looked for the characters {''.join(classes)} in LEAF's all_data_*.json or in images as "
             f"<writer>/<character>/... in {archive.path}, found none among {len(archive.names)} files.",
+            absent=True,
             hint="Say which characters there are with task_options.characters: digits, a-j or all.",
         )
 

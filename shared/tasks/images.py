@@ -139,7 +139,8 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
     if not listing:
         raise InvalidConfiguration(
             f"data: looked for images ({', '.join(FORMATS)}) as {split}/<class>/... or <class>/... "
-            f"in {archive.path}, found none among {len(archive.names)} files."
+            f"in {archive.path}, found none among {len(archive.names)} files.",
+            absent=True,
         )
     return listing
 

@@ -27,7 +27,9 @@ def rows(
     try:
         text = archive.read(name).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise fault(archive, name, None, f"is not UTF-8: {error}") from error
+        raise fault(
+            archive, name, None, f"is not UTF-8 (byte {error.start + 1})", hint="Save it as CSV in UTF-8."
+        ) from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -39,10 +41,12 @@ def rows(
         raise fault(archive, name, reader.line_num, str(error)) from error
 
 
-def fault(archive: Archive, name: str, line: int | None, said: str) -> InvalidConfiguration:
+def fault(
+    archive: Archive, name: str, line: int | None, said: str, *, hint: str = ""
+) -> InvalidConfiguration:
     """A refusal of a file, or of one of its lines."""
     where = "" if line is None else f", line {line}"
-    return InvalidConfiguration(f"data: {printable(name)} in {archive.path}{where}: {said}.")
+    return InvalidConfiguration(f"data: {printable(name)} in {archive.path}{where}: {said}.", hint=hint)
 
 
 def natural(key: str) -> list[tuple[int, str]]:

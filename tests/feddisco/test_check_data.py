@@ -140,3 +140,41 @@ def test_leaving_without_a_client_is_a_sentence(run_here: Callable[..., Ended]) 
     done = run_here("worker", "leave", "skin", "--url", "http://127.0.0.1:1", "--state", "state")
     assert done.returncode == 2
     assert "no client of http://127.0.0.1:1 is registered in state" in done.stderr
+
+
+def test_a_folder_of_one_split_is_described_once(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
+    data = images(tmp_path / "data", {"a": 3, "b": 2})
+    done = run_here("check-data", "--task", "imagefolder", "--data", data)
+    assert done.returncode == 0
+    assert "test: the same examples, since there are no folders train and test." in done.stdout
+    assert "Doubles: none." in done.stdout
+    (data / "c").mkdir()
+    (data / "c" / "0.png").write_bytes(b"")
+    done = run_here("check-data", "--task", "imagefolder", "--data", data)
+    assert (done.returncode, done.stdout.count("cannot be used")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("age;verdict\n1;good\n", """separated by ';': say so by --task-options '{"delimiter": ";"}'"""),
+        ("Age,verdict\n1,good\n", "Names are compared letter by letter"),
+        ("age,verdict\n,good\n", "line 2: column 'age': '' is not a finite number. Mend or remove"),
+        ("age,verdict\n1,gr\u00fcn\n", "is not UTF-8 (byte 17). Save it as CSV in UTF-8."),
+    ],
+)
+def test_a_table_that_a_run_would_decline(
+    tmp_path: Path, run_here: Callable[..., Ended], table: str, said: str
+) -> None:
+    """Exit code 1 although the test set is fine, and what to do about it."""
+    (tmp_path / "train.csv").write_text(table, encoding="latin-1")
+    (tmp_path / "test.csv").write_text("age,verdict\n1,good\n")
+    options = '{"columns": ["age"], "target": "verdict", "classes": ["good", "bad"]}'
+    command = ("check-data", "--task", "csv", "--task-options", options)
+    done = run_here(*command, "--data", tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert f"train: cannot be used. data: train.csv in {tmp_path}" in done.stdout
+    assert said in done.stdout
+    done = run_here(*command)
+    assert "Task csv without --data" in done.stdout
+    assert "Say where it lies: --data PATH." in done.stdout
