@@ -91,6 +91,24 @@ def test_a_run_that_is_deleted_while_its_work_is_taken_is_nobodys_error(
         assert runner.follow_time is not delete, "it had an assignment"
 
 
+def test_the_last_update_of_a_round_that_is_drawn_again_is_work(database_url: str, tmp_path: Path) -> None:
+    """One has failed, and all are needed: the last of the others opens the next attempt."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=3, quorum=3, rounds=1, weighting={"kind": "sizes"})
+        first, second, third = enrolled(at, (10, 10, 10))
+        for site in (first, second, third):
+            assert (site.work() or {})["kind"] == "train"
+        report = {"attempt": 1, "code": "other", "reason": "no"}
+        assert third.http.post("/runs/demo/rounds/1/failure", json=report).status_code == 204
+        assert first.upload("demo", 1, file_of(1.0)).status_code == 200
+        assert first.work() is None
+        assert third.work() is None
+        assert second.upload("demo", 1, file_of(2.0)).status_code == 200
+        for site in (first, second, third):
+            found = site.work() or {}
+            assert (found.get("kind"), found.get("attempt")) == ("train", 2)
+
+
 def test_the_sentence_is_that_of_the_day(database_url: str, tmp_path: Path) -> None:
     """A time of another day is told with its date."""
     with live(database_url, tmp_path / "data") as at:
