@@ -133,7 +133,7 @@ async def _find(coordinator: Coordinator, digest: str, client: str | None) -> tu
     # read whole at first, which takes a while if it is large
     run = coordinator.threads.run if coordinator.integrity.has_seen(digest) else coordinator.threads.run_long
     found, size = await run(_open, coordinator, digest, None if granted else client)
-    if granted and isinstance(found, bytes):
+    if client is not None and isinstance(found, bytes):
         coordinator.blob_cache[digest] = found
     return found, size
 

@@ -82,9 +82,9 @@ def test_a_configuration_that_was_not_committed_is_not_known(engine: sa.Engine) 
     with pytest.raises(OSError, match="the disk is full"):
         change(5, OSError("the disk is full"))
     change(7)
-    with reading(engine) as connection:
-        assert known.configs.of(connection, RUN).rounds == 7
-        assert known.find(RUN) in (None, load(connection, RUN, Configs()))
+    with reading(engine) as later_on:
+        assert known.configs.of(later_on, RUN).rounds == 7
+        assert known.find(RUN) in (None, load(later_on, RUN, Configs()))
 
 
 def test_the_steps_of_a_secure_round_are_known_without_reading(engine: sa.Engine) -> None:
