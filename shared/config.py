@@ -258,9 +258,24 @@ def split_tags(text: str) -> tuple[str, ...]:
 def describe_faults(error: ValidationError) -> str:
     """Each field, what is wrong with it, and the value received."""
     return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']} (received {fault['input']!r:.80})"
+        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {_say_fault(dict(fault))} "
+        f"(received {fault['input']!r:.80})"
         for fault in error.errors()
     )
+
+
+def _say_fault(fault: Mapping[str, Any]) -> str:
+    """Pydantic's words, but for those that say nothing to who writes YAML."""
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "has to be keys with values"
+    if fault["type"] != "extra_forbidden":
+        return str(fault["msg"]).removeprefix("Value error, ")
+    import difflib  # rarely needed
+
+    *outer, name = fault["loc"]
+    kind = LocalTraining if outer == ["local"] else Frozen if outer else RunConfig
+    near = difflib.get_close_matches(str(name), kind.model_fields, n=1)
+    return f"there is no such key; did you mean {near[0]}?" if near else "there is no such key"
 
 
 class RunConfig(Frozen):
@@ -409,7 +424,10 @@ class RunConfig(Frozen):
     def _everybody_of_a_partition(cls, value: Any) -> Any:
         """A run on a dealt data set starts with all of its clients, unless it says otherwise."""
         if isinstance(value, dict) and value.get("partition") is not None and "min_clients" not in value:
-            return {**value, "min_clients": Partition.model_validate(value["partition"]).clients}
+            try:
+                return {**value, "min_clients": Partition.model_validate(value["partition"]).clients}
+            except ValidationError:
+                return value  # refused below, by the name of its field
         return value
 
     @model_validator(mode="before")

@@ -26,6 +26,14 @@ def parse_yaml(text: str, where: object) -> Any:
             f"{where} has the key {twice.key!r} on line {twice.first} and again on line {twice.second}.",
             hint="Remove one of the two; neither is preferred.",
         ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        is_tab = "'\\t'" in (error.problem or "")
+        raise InvalidConfiguration(
+            f"{where} is not YAML{place}: {error.problem}.",
+            hint="Indent with spaces; YAML takes no tabs." if is_tab else "",
+        ) from None
     except yaml.YAMLError as error:
         raise InvalidConfiguration(f"{where} is not YAML: {error}") from None
 

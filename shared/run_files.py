@@ -21,6 +21,8 @@ def read_config(text: str, where: str, **changes: Any) -> RunConfig:
     from shared.documents import parse_yaml  # and with it PyYAML, which few commands need
 
     document = parse_yaml(text, where)
+    if document is None:
+        raise InvalidConfiguration(f"{where} is empty.")
     if not isinstance(document, dict):
         raise InvalidConfiguration(f"{where} is not a mapping of fields to values.")
     return check_config(document | changes, where)

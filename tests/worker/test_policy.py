@@ -88,7 +88,7 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("runs: ['a']\nmost_round: 3\n", "line 2: there is no key 'most_round', did you mean most_rounds?"),
+        ("runs: ['a']\nmost_round: 3\n", "line 2: there is no key 'most_round' (did you mean most_rounds?)"),
         ("nonsense: 1\n", "line 1: there is no key 'nonsense'"),
         ("most_rounds: '200'\n", "line 1: most_rounds: input should be a valid integer, received '200'"),
         ("most_rounds: true\n", "line 1: most_rounds: "),

@@ -107,7 +107,7 @@ def _describe(fault: Mapping[str, Any]) -> str:
     key = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, Policy.model_fields, n=1)
-        return f"there is no key {key!r}" + (f", did you mean {near[0]}?" if near else "")
+        return f"there is no key {key!r}" + (f" (did you mean {near[0]}?)" if near else "")
     message = str(fault["msg"]).removeprefix("Value error, ")
     return f"{key}: {message[:1].lower()}{message[1:]}, received {fault['input']!r:.80}"
 

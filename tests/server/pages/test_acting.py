@@ -386,7 +386,7 @@ def test_a_run_is_checked_and_created(at: Live) -> None:
         ("name: a\nname: b", "on line 1 and again on line 2"),
         ("name: [", "is not YAML"),
         ("name: a\nrounds: many", "rounds: Input should be a valid integer"),
-        ("name: a\nbatch: 3", "batch: Extra inputs are not permitted (received 3)"),
+        ("name: a\nbatch: 3", "batch: there is no such key (received 3)"),
         ("name: A b", "name:"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
         ("name: a\ntask: our.own:Task", "is not built in"),
