@@ -158,7 +158,8 @@ _DISCO = WeightingWords(  # FedDisco, eq. 6
     legend=(
         "nₖ is the client's share of the round's examples. dₖ is the {metric} "
         "between its labels and {target}, {normalised}. "
-        "pₖ is the weight of its update in the new model."
+        "pₖ is the weight of its update in the new model. "
+        "A client may have sent dₖ with noise, which moves pₖ: the run's page says which did."
     ),
     sentence=_disco_sentence,
     columns=(_RAW, Column("dₖ", lambda row: row.discrepancy_share), _SCORE),

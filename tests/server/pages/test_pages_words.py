@@ -234,6 +234,7 @@ def test_every_weighting_and_every_option_has_its_words() -> None:
 def test_a_metric_of_ones_own_is_named() -> None:
     own = DiscoWeighting(metric="ours.metrics:earth_mover")
     assert "dₖ is the distance ours.metrics:earth_mover between its labels" in legend(own)
+    assert "may have sent dₖ with noise" in legend(own)
 
 
 def test_the_words_are_of_kinds_there_are() -> None:
