@@ -20,6 +20,7 @@ from shared.schemas import (
     EvaluationView,
     EventView,
     JoinToken,
+    JoinTokenView,
     LedgerRow,
     RoundStatus,
     RoundView,
@@ -133,6 +134,24 @@ def print_clients(clients: Sequence[ClientView]) -> None:
     )
     columns = ("client", "token", "registered (UTC)", "last seen (UTC)", "version", "group", "role")
     _print_table("Clients", *columns, rows=rows)
+
+
+def print_invitations(tokens: Sequence[JoinTokenView]) -> None:
+    rows = (
+        (
+            str(t.id),
+            "revoked" if t.revoked_at else "valid" if t.uses_left != 0 else "used up",
+            "any number" if t.uses_left is None else str(t.uses_left),
+            _format_time(t.created_at),
+            _format_time(t.expires_at),
+            t.name or "",
+            t.group or "",
+            t.role.value if t.role else "any",
+        )
+        for t in tokens
+    )
+    columns = ("number", "state", "uses left", "made (UTC)", "valid until (UTC)", "name", "group", "role")
+    _print_table("Join codes", *columns, rows=rows)
 
 
 def print_users(users: Sequence[UserView]) -> None:

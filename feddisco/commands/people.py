@@ -57,6 +57,31 @@ def clients_invite(
         echo(describe_invitation(token, code, find_newest_task(client)), err=True)
 
 
+@clients_app.command("invitations")
+@calls_coordinator
+def clients_invitations(**flags: Any) -> None:
+    """List the join codes by number, without the codes themselves."""
+    from feddisco.admin import connect
+    from feddisco.console import print_invitations
+
+    with connect(load_console_settings(flags)) as client:
+        print_invitations(client.join_tokens())
+
+
+@clients_app.command("uninvite")
+@calls_coordinator
+def clients_uninvite(
+    number: Annotated[int, typer.Argument(min=1, help="Of the join code: `feddisco clients invitations`.")],
+    **flags: Any,
+) -> None:
+    """Revoke a join code: nobody joins with it any more. Clients that have joined stay."""
+    from feddisco.admin import connect
+
+    with connect(load_console_settings(flags)) as client:
+        client.revoke_join_token(number)
+        echo(f"Join code {number} is revoked.")
+
+
 @clients_app.command("list")
 @calls_coordinator
 def clients_list(**flags: Any) -> None:

@@ -223,7 +223,8 @@ def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bo
         return True
     if connection.select(_VIEW.where(clients.c.client == client)).one_or_none() is None:
         raise NotFound(
-            f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
+            f"there is no client {client!r}",
+            hint="`feddisco clients list` (GET /api/v1/clients) has the clients there are.",
         )
     return False
 

@@ -38,7 +38,9 @@ def _read(connection: Reading, run: str) -> tuple[int, RunConfig]:
 
 
 def no_such_run(run: str) -> NotFound:
-    return NotFound(f"there is no run {run!r}", hint="GET /api/v1/runs lists the runs there are.")
+    return NotFound(
+        f"there is no run {run!r}", hint="`feddisco run list` (GET /api/v1/runs) has the runs there are."
+    )
 
 
 def require_run(connection: Reading, run: str) -> None:

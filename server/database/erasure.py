@@ -143,7 +143,8 @@ def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
     row = connection.select(sa.select(clients).where(clients.c.client == client)).one_or_none()
     if row is None:
         raise NotFound(
-            f"there is no client {client!r}", hint="GET /api/v1/clients lists the clients there are."
+            f"there is no client {client!r}",
+            hint="`feddisco clients list` (GET /api/v1/clients) has the clients there are.",
         )
     name = find_free_name(connection, ERASED)
     values = {

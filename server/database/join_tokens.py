@@ -186,7 +186,10 @@ def revoke_join_token(connection: Writing, token: int, actor: str, now: dt.datet
     """Raises :class:`NotFound`; revoked again, nothing happens."""
     one = join_tokens.c.id == token
     if connection.select(sa.select(join_tokens.c.id).where(one)).scalar() is None:
-        raise NotFound(f"there is no join token {token}", hint="GET /api/v1/join-tokens lists them.")
+        raise NotFound(
+            f"there is no join token {token}",
+            hint="`feddisco clients invitations` (GET /api/v1/join-tokens) has those there are.",
+        )
     unrevoked = sa.and_(one, join_tokens.c.revoked_at.is_(None))
     if connection.execute(join_tokens.update().where(unrevoked).values(revoked_at=now)).rowcount == 1:
         detail = {"id": token}

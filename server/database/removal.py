@@ -118,7 +118,10 @@ def read_deletion(connection: Reading, run: str) -> DeletedRun:
     columns = [column for column in deletions.c if column.name != "id"]
     row = connection.select(sa.select(*columns).where(deletions.c.run == run)).one_or_none()
     if row is None:
-        raise NotFound(f"no run {run!r} was deleted", hint="GET /api/v1/deletions lists those that were.")
+        raise NotFound(
+            f"no run {run!r} was deleted",
+            hint="`feddisco run list --deleted` (GET /api/v1/deletions) has those that were.",
+        )
     return DeletedRun(**row._mapping)
 
 

@@ -105,7 +105,10 @@ def read_round(connection: Reading, run: str, number: int, attempt: int | None =
 def _no_such_round(connection: Reading, run: str, number: int, attempt: int | None) -> NotFound:
     require_run(connection, run)
     which = f"round {number}" if attempt is None else f"attempt {attempt} of round {number}"
-    return NotFound(f"run {run!r} has no {which}", hint=f"GET /api/v1/runs/{run}/rounds lists them.")
+    return NotFound(
+        f"run {run!r} has no {which}",
+        hint=f"`feddisco run show {run}` (GET /api/v1/runs/{run}/rounds) has those there are.",
+    )
 
 
 def _participants(connection: Reading, *chosen: sa.ColumnElement[bool]) -> Iterable[Row]:

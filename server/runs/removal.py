@@ -62,7 +62,10 @@ class Removal:
         """
         token_hash = self.store.token_hash_of(client)
         if token_hash is None:
-            raise NotFound(f"there is no client {client!r}", hint="GET /api/v1/clients lists them.")
+            raise NotFound(
+                f"there is no client {client!r}",
+                hint="`feddisco clients list` (GET /api/v1/clients) has those there are.",
+            )
         self.removals.add_client(token_hash, actor, self.clock())
         self.enrolments.revoke(client, actor)
         return self._erase(client, actor)

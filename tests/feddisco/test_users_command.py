@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from feddisco.main import app
-from shared.problems import Forbidden, WrongToken
+from shared.problems import Forbidden, NotFound, WrongToken
 from tests.helpers.live_coordinator import ADMIN, Live, live
 
 
@@ -53,6 +53,21 @@ def test_a_person_acts_with_a_token_of_its_own(at: Live, monkeypatch: pytest.Mon
     assert "revoked" in run("users", "list").output
     monkeypatch.setenv("FEDDISCO_TOKEN", "a-token-that-nobody-has")
     assert isinstance(CliRunner().invoke(app, ["run", "pause", "demo"]).exception, WrongToken)
+
+
+def test_a_join_code_is_revoked_by_its_number(at: Live) -> None:
+    token = run("clients", "invite", "--name", "north", "--token-only").stdout.strip()
+    at.site("someone")  # by the coordinator's own join token, number 1
+    listed = run("clients", "invitations").output
+    assert ("north" in listed, "any number" in listed, token in listed) == (True, True, False)
+    (number,) = [each["id"] for each in at.admin.get("/join-tokens").json() if each["name"] == "north"]
+    assert f"Join code {number} is revoked" in run("clients", "uninvite", str(number)).output
+    assert "revoked" in run("clients", "invitations").output
+    refused = at.http(token).post("/clients", json={"name": "north", "version": "test"})
+    assert refused.status_code == 401
+    unknown = CliRunner().invoke(app, ["clients", "uninvite", "99"])
+    assert isinstance(unknown.exception, NotFound)
+    assert "feddisco clients invitations" in unknown.exception.hint
 
 
 def test_the_audit_log_is_exported_and_verified(at: Live, tmp_path: Path) -> None:
