@@ -403,11 +403,15 @@ def test_the_example_is_printed_and_checked(tmp_path: Path) -> None:
     assert (printed.exit_code, printed.stdout) == (0, format_policy())
     path = write(tmp_path, printed.stdout)
     checked = CliRunner().invoke(app, ["worker", "policy", "--check", str(path)])
-    assert checked.output == f"{path} is a valid policy. It changes 0 of {len(Policy.model_fields)} keys:\n"
+    assert checked.output == f"{path} is a valid policy. It changes 0 of {len(Policy.model_fields)} keys.\n"
     path.write_text("# ours\nmost_rounds: 7\nruns: ['*']\n")
     checked = CliRunner().invoke(app, ["worker", "policy", "--check", str(path)])
     assert "It changes 1 of " in checked.output
     assert "line 2: most_rounds: 7 (default 1000)" in checked.output
+    path.write_text("runs: ['*']\nalgorithms: [fed*, fedprx, 'ours:Slow']\ntasks: [csv]\n")
+    checked = CliRunner().invoke(app, ["worker", "policy", "--check", str(path)])
+    assert checked.exit_code == 0
+    assert re.findall(r"line (\d): \w+: '(\w+)' is none of this version", checked.output) == [("2", "fedprx")]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--example", "--check", "x"), ("--check", "missing.yaml")])

@@ -8,12 +8,14 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
+from shared import algorithms, tasks
 from shared.documents import find_lines, parse_yaml
 from shared.problems import InvalidConfiguration
 from worker.policy import DEALT, OWN, Policy, SitePolicy
@@ -149,10 +151,23 @@ def list_changes(file: PolicyFile) -> Iterator[str]:
     """What a file changes of the defaults, a line each."""
     stated, default = (policy.model_dump(mode="json") for policy in (file.policy, OWN))
     changed = [key for key in stated if stated[key] != default[key]]
-    yield f"{file.path} is a valid policy. It changes {len(changed)} of {len(default)} keys:"
+    end = ":" if changed else "."
+    yield f"{file.path} is a valid policy. It changes {len(changed)} of {len(default)} keys{end}"
     for key in changed:
         now, before = format_value(stated[key]), format_value(default[key])
         yield f"line {file.lines[key]}: {key}: {now} (default {before})"
+    yield from _list_unknown(file)
+
+
+def _list_unknown(file: PolicyFile) -> Iterator[str]:
+    """What no run can be, so that it is perhaps mistyped; another version may have it."""
+    for key, known in (("tasks", tasks.available()), ("algorithms", algorithms.available())):
+        for pattern in getattr(file.policy, key):
+            if ":" not in pattern and not any(fnmatchcase(name, pattern) for name in known):
+                yield (
+                    f"line {file.lines[key]}: {key}: {pattern!r} is none of this version, "
+                    f"which has {', '.join(known)}"
+                )
 
 
 def format_policy(policy: Policy = OWN) -> str:
