@@ -381,7 +381,7 @@ def test_a_run_is_checked_and_created(at: Live) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is not a mapping"),
+        ("", "is empty"),
         ("- a", "is not a mapping"),
         ("name: a\nname: b", "on line 1 and again on line 2"),
         ("name: [", "is not YAML"),

@@ -71,14 +71,14 @@ def test_the_reason_is_on_the_page_the_metric_and_readyz(
         told = second.http.get("/runs/demo").json()["waiting_for"]
         assert "which is delayed" in told
         assert FULL not in told, "paths are none of a client's business"
-        assert "feddisco_delayed_aggregations 1.0" in httpx.get(f"{at.url}/metrics").text
-        ready = httpx.get(f"{at.url}/readyz").json()
+        assert "feddisco_delayed_aggregations 1.0" in httpx.get(f"{at.url}/metrics", timeout=30).text
+        ready = httpx.get(f"{at.url}/readyz", timeout=30).json()
         assert ready["status"] == "degraded"
         assert "1 round is waiting to be aggregated" in ready["checks"]["aggregation"]
         disk.is_full.clear()
         at.wait_for(lambda: at.run()["status"] == "completed", seconds=60)
         assert at.run()["model"] == sha256(file_of(2.0))
-        assert httpx.get(f"{at.url}/readyz").json()["status"] == "ok"
+        assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "ok"
 
 
 def test_the_reason_is_told_although_the_database_is_on_the_same_disk(
@@ -95,7 +95,7 @@ def test_the_reason_is_told_although_the_database_is_on_the_same_disk(
         assert "aggregation_delayed" not in [event["kind"] for event in at.events()]  # it can't be written
         assert FULL in httpx.get(f"{at.url}/runs/demo").text
         assert second.http.get("/runs/demo").json()["waiting_for"].endswith("which is delayed")
-        assert httpx.get(f"{at.url}/readyz").json()["status"] == "degraded"
+        assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "degraded"
         disk.is_full.clear()
         disk.has_refused.clear()
         at.wait_for(lambda: at.run()["status"] == "completed", seconds=60)

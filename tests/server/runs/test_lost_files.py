@@ -61,13 +61,13 @@ def test_c10_a_lost_update_is_told_and_sent_again(database_url: str, tmp_path: P
         first, second = harmed_round(at, HARM[fault])
         sentence = f"delayed: the stored update of site-0 {fault}; site-0 is asked to send it again"
         assert sentence in at.run()["waiting_for"]
-        assert sentence in httpx.get(f"{at.url}/runs/demo").text
+        assert sentence in httpx.get(f"{at.url}/runs/demo", timeout=30).text
         assert "site-0" not in second.http.get("/runs/demo").json()["waiting_for"], "not the others' business"
-        ready = httpx.get(f"{at.url}/readyz")
+        ready = httpx.get(f"{at.url}/readyz", timeout=30)
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
         assert ready.json()["checks"]["files"].endswith("1 stored file is missing or damaged")
         assert ready.json()["checks"]["aggregation"].endswith("1 round is waiting to be aggregated")
-        metrics = httpx.get(f"{at.url}/metrics").text.splitlines()
+        metrics = httpx.get(f"{at.url}/metrics", timeout=30).text.splitlines()
         for line in (
             'feddisco_stored{noun="blobs",status="faulty"} 1.0',
             'feddisco_stored{noun="rounds",status="delayed"} 1.0',

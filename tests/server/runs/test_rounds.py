@@ -105,7 +105,7 @@ def test_a_round_that_cannot_be_aggregated_is_drawn_anew_then_the_run_pauses(
             assert site.upload("demo", 1, huge, attempt=attempt).status_code == 200
         at.wait_for(lambda: at.run()["status"] == "paused")
         assert "the aggregation failed" in at.run()["reason"]
-        reply = httpx.get(f"{at.url}/metrics").text
+        reply = httpx.get(f"{at.url}/metrics", timeout=30).text
         assert "feddisco_aggregation_failures_total 2.0" in reply
 
 

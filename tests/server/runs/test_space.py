@@ -28,7 +28,7 @@ SIZE = len(file_of(1.0))
 
 
 def ready(at: Live) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{at.url}/readyz").json()
+    found: dict[str, Any] = httpx.get(f"{at.url}/readyz", timeout=30).json()
     return found
 
 
@@ -57,7 +57,7 @@ def test_an_update_beyond_the_runs_quota_waits_and_others_do_not(database_url: s
             assert "FEDDISCO_MAX_RUN_BYTES" in said
             assert "run other" not in said
         assert ready(at)["status"] == "degraded"
-        assert "feddisco_space_warnings 1.0" in httpx.get(f"{at.url}/metrics").text
+        assert "feddisco_space_warnings 1.0" in httpx.get(f"{at.url}/metrics", timeout=30).text
 
 
 def test_new_runs_and_files_beyond_the_quota_of_all_are_refused(database_url: str, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_new_runs_and_files_beyond_the_quota_of_all_are_refused(database_url: st
         body = file_of(7.0)
         put = at.admin.put(f"/blobs/{sha256(body)}", content=body, headers=upload_headers(body))
         assert put.json()["code"] == "quota-exceeded"
-        assert httpx.get(f"{at.url}/readyz").status_code == 200  # clients can be served
+        assert httpx.get(f"{at.url}/readyz", timeout=30).status_code == 200  # clients can be served
 
 
 def test_what_is_stored_is_counted_by_run_and_once_in_all(database_url: str, tmp_path: Path) -> None:
