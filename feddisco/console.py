@@ -140,7 +140,7 @@ def print_invitations(tokens: Sequence[JoinTokenView]) -> None:
     rows = (
         (
             str(t.id),
-            "revoked" if t.revoked_at else "valid" if t.uses_left != 0 else "used up",
+            _say_state(t),
             "any number" if t.uses_left is None else str(t.uses_left),
             _format_time(t.created_at),
             _format_time(t.expires_at),
@@ -152,6 +152,15 @@ def print_invitations(tokens: Sequence[JoinTokenView]) -> None:
     )
     columns = ("number", "state", "uses left", "made (UTC)", "valid until (UTC)", "name", "group", "role")
     _print_table("Join codes", *columns, rows=rows)
+
+
+def _say_state(token: JoinTokenView) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.uses_left == 0:
+        return "used up"
+    is_over = token.expires_at is not None and token.expires_at <= dt.datetime.now(dt.UTC)
+    return "expired" if is_over else "valid"
 
 
 def print_users(users: Sequence[UserView]) -> None:

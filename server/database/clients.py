@@ -27,6 +27,7 @@ __all__ = [
     "list_unrevoked",
     "lock_open_runs_of",
     "mark_seen",
+    "no_such_client",
     "pin_identity",
     "read_grant",
     "read_identity",
@@ -215,6 +216,13 @@ def mark_seen(connection: Writing, seen: Mapping[str, dt.datetime]) -> None:
         connection.execute(_SEEN, rows)
 
 
+def no_such_client(client: str) -> NotFound:
+    return NotFound(
+        f"there is no client {client!r}",
+        hint="`feddisco clients list` (GET /api/v1/clients) has the clients there are.",
+    )
+
+
 def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bool:
     """Whether it was not revoked before; raises :class:`NotFound`."""
     unrevoked = sa.and_(clients.c.client == client, clients.c.revoked_at.is_(None))
@@ -222,10 +230,7 @@ def revoke(connection: Writing, client: str, actor: str, now: dt.datetime) -> bo
         add_events(connection, [{"kind": "client_revoked", "client": client}], actor=actor, now=now)
         return True
     if connection.select(_VIEW.where(clients.c.client == client)).one_or_none() is None:
-        raise NotFound(
-            f"there is no client {client!r}",
-            hint="`feddisco clients list` (GET /api/v1/clients) has the clients there are.",
-        )
+        raise no_such_client(client)
     return False
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from server.database.clients import find_free_name
+from server.database.clients import find_free_name, no_such_client
 from server.database.events import add_events
 from server.database.join_tokens import ERASED
 from server.database.session import Reading, Writing
@@ -30,7 +30,6 @@ from server.database.tables import (
     runs,
     travelling,
 )
-from shared.problems import NotFound
 from shared.schemas import ParticipantStatus, RoundStatus, RunStatus
 
 __all__ = ["OpenUpdate", "erase", "list_open_updates"]
@@ -142,10 +141,7 @@ def _lock_its_runs(connection: Writing, client: str) -> list[str]:
 def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
     row = connection.select(sa.select(clients).where(clients.c.client == client)).one_or_none()
     if row is None:
-        raise NotFound(
-            f"there is no client {client!r}",
-            hint="`feddisco clients list` (GET /api/v1/clients) has the clients there are.",
-        )
+        raise no_such_client(client)
     name = find_free_name(connection, ERASED)
     values = {
         "client": name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from server.background import repeat
+from server.database.clients import no_such_client
 from server.database.store import Store
 from server.removals import Removals, RemovedRun
 from server.runs.enrolment import Enrolments
@@ -62,10 +63,7 @@ class Removal:
         """
         token_hash = self.store.token_hash_of(client)
         if token_hash is None:
-            raise NotFound(
-                f"there is no client {client!r}",
-                hint="`feddisco clients list` (GET /api/v1/clients) has those there are.",
-            )
+            raise no_such_client(client)
         self.removals.add_client(token_hash, actor, self.clock())
         self.enrolments.revoke(client, actor)
         return self._erase(client, actor)

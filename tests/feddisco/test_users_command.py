@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,12 @@ def test_a_join_code_is_revoked_by_its_number(at: Live) -> None:
     assert "revoked" in run("clients", "invitations").output
     refused = at.http(token).post("/clients", json={"name": "north", "version": "test"})
     assert refused.status_code == 401
+    run("clients", "invite", "--name", "south", "--days", "0.000001")
+    run("clients", "invite", "--name", "west")
+    time.sleep(1.1)  # a code lasts a second at least
+    rows = {name: line for line in run("clients", "invitations").output.splitlines() for name in line.split()}
+    assert "expired" in rows["south"]
+    assert "valid" in rows["west"]
     unknown = CliRunner().invoke(app, ["clients", "uninvite", "99"])
     assert isinstance(unknown.exception, NotFound)
     assert "feddisco clients invitations" in unknown.exception.hint
