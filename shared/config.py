@@ -26,6 +26,7 @@ from shared.problems import InvalidConfiguration
 from shared.rules import MEAN, AnyRule, MeanRule, VectorRule
 from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
+from shared.texts import find_nearest
 from shared.travelling import find_conflict as find_travelling_conflict
 from shared.vocabulary import AnyMetric, Metric, Slug
 from shared.weightings import AnyWeighting as Weighting
@@ -270,11 +271,9 @@ def _say_fault(fault: Mapping[str, Any]) -> str:
         return "has to be keys with values"
     if fault["type"] != "extra_forbidden":
         return str(fault["msg"]).removeprefix("Value error, ")
-    import difflib  # rarely needed
-
     *outer, name = fault["loc"]
     kind = LocalTraining if outer == ["local"] else Frozen if outer else RunConfig
-    near = difflib.get_close_matches(str(name), kind.model_fields, n=1)
+    near = find_nearest(str(name), kind.model_fields)
     return f"there is no such key; did you mean {near[0]}?" if near else "there is no such key"
 
 

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["escape_controls", "escape_line", "find_unstorable", "format_seconds", "format_size"]
+__all__ = [
+    "escape_controls",
+    "escape_line",
+    "find_nearest",
+    "find_unstorable",
+    "format_seconds",
+    "format_size",
+]
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but tab and line feed, C1, marks that turn the direction of writing, lone surrogates."""
+
+
+def find_nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The names, at most ``most``, that somebody who wrote ``name`` may have meant, the likeliest first.
+
+    >>> find_nearest("Nevi", ["melanoma", "nevus"])
+    ['nevus']
+    """
+    import difflib  # rarely needed
+
+    by_fold = {one.casefold(): one for one in known}
+    return [by_fold[fold] for fold in difflib.get_close_matches(name.casefold(), by_fold, most, cutoff=0.5)]
 
 
 def escape_controls(text: str) -> str:

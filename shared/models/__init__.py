@@ -7,7 +7,6 @@ anybody's own.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shared.own_parts import import_part, is_own
 from shared.problems import InvalidConfiguration
+from shared.texts import find_nearest
 
 if TYPE_CHECKING:
     from shared.models.base import Model
@@ -38,7 +38,7 @@ def model_class(name: str) -> type[Model]:
         InvalidConfiguration: an unknown name (near matches are listed).
     """
     if name not in available():
-        near = difflib.get_close_matches(name, available(), n=3, cutoff=0.4) or list(available())
+        near = find_nearest(name, available(), most=3) or available()
         raise InvalidConfiguration(
             f"model: there is no model {name!r}.",
             hint=f"Did you mean {' or '.join(near)}? torchvision's models are written torchvision:NAME.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import cast
 
@@ -11,6 +10,7 @@ from torch import nn
 from shared.models.base import Model
 from shared.models.shapes import require_images
 from shared.problems import InvalidConfiguration
+from shared.texts import find_nearest
 
 __all__ = ["TorchvisionModel", "torchvision_model"]
 
@@ -54,7 +54,7 @@ def _builder(name: str) -> Callable[..., nn.Module]:
 
     known: list[str] = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+        near = find_nearest(name, known, most=5)
         raise InvalidConfiguration(
             f"model: torchvision has no classification model {name!r}.",
             hint=f"Did you mean {', '.join(near)}?" if near else f"Known: {', '.join(known)}.",

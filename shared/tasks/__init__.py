@@ -6,7 +6,6 @@ A built-in task is the file ``shared/tasks/NAME.py`` (dashes as underscores) wit
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from shared.problems import InvalidConfiguration
+from shared.texts import find_nearest
 
 if TYPE_CHECKING:
     from shared.config import RunConfig
@@ -77,7 +77,7 @@ def _find(name: str) -> type[Task]:
     if ":" in name:
         return _imported(name)
     if name not in available():
-        near = difflib.get_close_matches(name, available(), n=3, cutoff=0.4) or list(available())
+        near = find_nearest(name, available(), most=3) or available()
         raise InvalidConfiguration(
             f"task: there is no built-in task {name!r}.",
             hint=f"Did you mean {' or '.join(near)}? Your own task is written package.module:attribute.",

@@ -6,7 +6,6 @@ The defaults are those of classification with cross-entropy; a regression overri
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -27,6 +26,7 @@ from shared.models import build_model, require_inputs
 from shared.problems import InvalidConfiguration
 from shared.reproducible import reproducible
 from shared.seeds import derive
+from shared.texts import find_nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -197,10 +197,10 @@ def ask_nearest(name: str, classes: Iterable[str], *, mappable: bool = False) ->
     >>> ask_nearest("Nevi", ["melanoma", "nevus"])
     'Did you mean nevus?'
     """
-    by_fold = {label.casefold(): label for label in classes}
-    found = difflib.get_close_matches(name.casefold(), by_fold, n=1, cutoff=0.6)
-    if not found:
+    near = find_nearest(name, classes)
+    if not near:
         return ""
-    label = by_fold[found[0]]
-    how = f" Rename it, or start the worker with --labels '{json.dumps({name: label})}'." if mappable else ""
-    return f"Did you mean {label}?{how}"
+    how = (
+        f" Rename it, or start the worker with --labels '{json.dumps({name: near[0]})}'." if mappable else ""
+    )
+    return f"Did you mean {near[0]}?{how}"
