@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from shared.addresses import is_loopback
 from shared.fingerprints import SELF_SIGNED_FILE, fingerprint_of, parse_fingerprint
 from shared.problems import InvalidConfiguration, MissingToken
+from shared.setting_faults import explain_faults
 from worker.trust import trust_only
 
 __all__ = ["CONNECTION", "ConsoleSettings", "load"]
@@ -120,5 +121,4 @@ def load(flags: Mapping[str, Any]) -> ConsoleSettings:
     try:
         return ConsoleSettings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        faults = (f"--{str(fault['loc'][0]).replace('_', '-')}: {fault['msg']}" for fault in error.errors())
-        raise InvalidConfiguration("; ".join(faults)) from None
+        raise InvalidConfiguration(explain_faults(error, CONNECTION)) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -113,7 +113,12 @@ class Simulation:
 
     def __enter__(self) -> Self:
         if not self.is_over:
-            self._begin()
+            try:
+                self._begin()
+            except BaseException:
+                self._open.close()
+                self._remove_empty_checkpoint()
+                raise
         return self
 
     def __exit__(
@@ -172,6 +177,11 @@ class Simulation:
         if place is not None and (found is None or found.best_round == outcome.round):
             replace_file(place, outcome.scored.read_bytes(), durable=False)
 
+    def _remove_empty_checkpoint(self) -> None:
+        """A run that was refused leaves nothing behind."""
+        with suppress(OSError):  # it is not there, or not empty
+            checkpoint_of(self._results.path).rmdir()
+
     def _begin(self) -> None:
         setup = self._setup
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
@@ -183,14 +193,13 @@ class Simulation:
                 f"{self._results.path} has all its rounds; what a further one would start from was not kept.",
                 hint="Give another --out; with --keep-checkpoint from the start, rounds can be added.",
             )
+        engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
         folder.mkdir(parents=True, exist_ok=True)
         lines = self._round_lines() if self._config.needs_scores else []
         scores = {line["round"]: _read_scores(line) for line in lines}
         self._federation = self._make_federation(folder, scores)
         self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
-        self._engine = self._adapt(
-            self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
-        )
+        self._engine = self._adapt(engine)
         if lines := self._results.lines():
             rounds = [
                 line for line in lines[1:] if line["kind"] == "round" and line["round"] <= self.completed

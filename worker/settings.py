@@ -20,6 +20,7 @@ from shared.join_codes import JoinCode, read_join_code
 from shared.left_out import OnBroken
 from shared.partition_choice import Partition
 from shared.problems import InvalidConfiguration
+from shared.setting_faults import explain_faults
 from shared.vocabulary import AnyMetric, Role, Slug
 from worker.words import Disclosure, Epsilon, OnChangedData, Sizes, Tell
 
@@ -199,14 +200,5 @@ def load(flags: Mapping[str, Any] | None = None) -> WorkerSettings:
         return WorkerSettings(**{name: value for name, value in (flags or {}).items() if value is not None})
     except ValidationError as error:
         raise InvalidConfiguration(
-            "; ".join(
-                _describe_fault(dict(fault)) for fault in error.errors(include_url=False, include_input=False)
-            ),
-            hint="See `feddisco worker --help`.",
+            explain_faults(error, WorkerSettings.model_fields), hint="See `feddisco worker --help`."
         ) from None
-
-
-def _describe_fault(fault: Mapping[str, Any]) -> str:
-    name = str(fault["loc"][0]) if fault["loc"] else "settings"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    return f"--{name.replace('_', '-')} (FEDDISCO_{name.upper()}): {message}"

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from feddisco.flags import add_flags
 from feddisco.settings import CONNECTION, ConsoleSettings
 from shared.problems import InvalidConfiguration
+from shared.setting_faults import explain_faults
 
 if TYPE_CHECKING:
     from server.settings import Settings
@@ -26,8 +27,6 @@ def load_coordinator_settings(flags: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        faults = (
-            ": ".join([*(str(part) for part in fault["loc"][:1]), fault["msg"].removeprefix("Value error, ")])
-            for fault in error.errors()
-        )
-        raise InvalidConfiguration("; ".join(faults), hint="See docs/settings-coordinator.md.") from None
+        raise InvalidConfiguration(
+            explain_faults(error, flags), hint="See docs/settings-coordinator.md."
+        ) from None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from feddisco.admin import connect, load_config
+from feddisco.commands.connection import load_coordinator_settings
 from feddisco.settings import ConsoleSettings
+from feddisco.settings import load as load_console_settings
 from shared.config import DiscoWeighting
 from shared.problems import InvalidConfiguration, MissingToken
 from tests.helpers.http_servers import closed_port
@@ -104,3 +107,23 @@ def test_where_a_coordinator_was_looked_for_is_said(monkeypatch: pytest.MonkeyPa
     named = nowhere.model_copy(update={"url": f"http://127.0.0.1:{port}"})
     with pytest.raises(InvalidConfiguration, match=r"the port is wrong\.$"), connect(named) as client:
         client.runs()
+
+
+@pytest.mark.parametrize(
+    ("load_settings", "flags", "words"),
+    [
+        (load_coordinator_settings, {"port": "many"}, r"--port \(FEDDISCO_PORT\): .*integer"),
+        (load_coordinator_settings, {}, r"^FEDDISCO_ADMIN_TOKEN: "),
+        (load_console_settings, {"fingerprint": "9"}, r"--fingerprint \(FEDDISCO_FINGERPRINT\): "),
+    ],
+)
+def test_a_wrong_setting_is_named_by_flag_and_variable(
+    load_settings: Callable[[dict[str, str]], object],
+    flags: dict[str, str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "short")
+    with pytest.raises(InvalidConfiguration, match=words) as caught:
+        load_settings(flags)
+    assert "short" not in str(caught.value)

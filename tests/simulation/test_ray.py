@@ -267,6 +267,7 @@ class TestRefusals:
         )
         assert ended.returncode == 2
         assert ended.stderr.startswith(f"feddisco: address: no Ray cluster can be reached at {address}: ")
+        assert [path.name for path in tmp_path.iterdir()] == ["config.json"]  # nothing is left behind
         assert not (tmp_path / "r.jsonl").exists()
 
     def test_an_address_for_another_engine(self, tmp_path: Path) -> None:
