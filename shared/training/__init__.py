@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Batch, LocalRound
-from shared.reproducible import reproducible
+from shared.reproducible import flush_denormals, reproducible
 from shared.seeds import derive, torch_generator
 from shared.training.batches import batches, check_batches, epochs_of, planned_steps, smallest_batch
 from shared.training.evaluation import EVALUATION_BATCH
@@ -124,7 +124,7 @@ def train(
     if private is not None:
         order = loop.train_privately(private, len(examples), steps, epochs)
     augmentation = torch_generator(seed, "augmentation", round, index)
-    with reproducible(derive(seed, "dropout", round, index), device):
+    with reproducible(derive(seed, "dropout", round, index), device), flush_denormals():
         algorithm.begin(state)
         for step, (epoch, positions) in enumerate(order, start=1):
             if should_stop is not None and should_stop():
