@@ -17,7 +17,8 @@ from simulation.results import MadeWith, made_with
 from simulation.run import Results, simulate
 from tests.helpers.pictures import Pictures
 
-SLOW = [("ray", "native"), ("processes", "torch")]  # their halves are in every run of the suite
+SLOW = [("ray", "native"), ("ray", "torch"), ("processes", "torch")]
+"""Pairs whose halves are in every run of the suite: a cluster with torch in `test_ray`."""
 PAIRS = [
     pytest.param(engine, kernels, marks=pytest.mark.slow if (engine, kernels) in SLOW else ())
     for kernels in get_args(KernelsName)

@@ -101,6 +101,7 @@ class TestEngine:
         ):
             ray.get(on_a_node.remote(tmp_path / "cifar10.zip"))
 
+    @pytest.mark.slow
     def test_a_killed_process_costs_only_its_client(self, tmp_path: Path, cluster: str) -> None:
         given = config(**LONG | {"rounds": 2})
         killed: list[int] = []
