@@ -287,7 +287,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
         say(run.waiting_for)
     _print_table(
         "Enrolled",
-        *("client", "role", "status", "index", "examples", "d_k", "last error"),
+        *("client", "role", "status", "index", "examples", "d_k", "which is", "last error"),
         rows=(
             (
                 e.client,
@@ -296,6 +296,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
                 "" if e.index is None else str(e.index),
                 str(e.examples),
                 _format_share(e.discrepancy),
+                "" if e.discrepancy is None else e.disclosed,
                 e.last_error or e.reason or "",
             )
             for e in run.enrolments

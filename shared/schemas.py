@@ -479,6 +479,13 @@ class EnrolmentView(View):
         None, description="of the identity key with which it takes part in a secure run: SHA-256"
     )
 
+    @property
+    def disclosed(self) -> str:
+        """How its discrepancy was disclosed: ``noised, epsilon 1``."""
+        if self.grade is None:
+            return "not said whether noised"
+        return "exact" if self.grade == "exact" else f"noised, epsilon {self.epsilon or 0:g}"
+
 
 class SumTotals(View):
     """What the sum that ends a secure run's enrolment tells: over how many trainers, N and D."""

@@ -13,14 +13,12 @@ from markupsafe import Markup, escape
 from server.web.security import Person
 from shared.fingerprints import format_fingerprint
 from shared.left_out import Reason
-from shared.schemas import EnrolmentView
 
 __all__ = [
     "ABSENT",
     "FILTERS",
     "amount",
     "digest",
-    "disclosed",
     "duration",
     "indexed",
     "left_out",
@@ -83,13 +81,6 @@ def left_out(counts: Mapping[str, int]) -> str:
     words = {reason.value: reason.words for reason in Reason}
     told = (f"{amount(number)} {words.get(reason, reason)}" for reason, number in counts.items())
     return f"left out: {', '.join(told)}"
-
-
-def disclosed(enrolment: EnrolmentView) -> str:
-    """How a client disclosed its discrepancy: ``noised, epsilon 1``."""
-    if enrolment.grade is None:
-        return "not said whether noised"
-    return "exact" if enrolment.grade == "exact" else f"noised, epsilon {enrolment.epsilon or 0:g}"
 
 
 def size(count: int | None) -> str:
@@ -223,7 +214,6 @@ FILTERS = {
     "clock": clock,
     "detail": detail,
     "digest": digest,
-    "disclosed": disclosed,
     "distance": distance,
     "duration": duration,
     "figure": figure,

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from feddisco.console import print_run
 from feddisco.main import app
 from shared.faults import Fault, FaultCode
+from shared.schemas import RunView
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import create, worker
 from worker.told import Told, told_lines
@@ -56,7 +58,9 @@ def _find_row(at: Live, run: str, status: str) -> Callable[[], dict[str, object]
     return find
 
 
-def test_a_site_answers_once_and_lists_what_it_told(at: Live, tmp_path: Path) -> None:
+def test_a_site_answers_once_and_lists_what_it_told(
+    at: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _ask(at, "first")
     _ask(at, "second", a=0.3)
     _ask(at, "attack", metric="l1", target=[1, 0])
@@ -73,6 +77,8 @@ def test_a_site_answers_once_and_lists_what_it_told(at: Live, tmp_path: Path) ->
     assert declined["reason"] == Fault(FaultCode.OTHER_METRIC).sentence
     page = at.http().get(f"{at.url}/runs/first").text
     assert "noised, epsilon 1" in page
+    print_run(RunView.model_validate(at.run("first")), [])
+    assert "noised, epsilon 1" in " ".join(capsys.readouterr().out.split())
 
     listed = CliRunner().invoke(app, ["worker", "told", "--state", str(tmp_path / "north")])
     assert listed.exit_code == 0

@@ -27,7 +27,6 @@ from server.pages.explain import (
 from server.pages.words import (
     amount,
     detail,
-    disclosed,
     distance,
     duration,
     indexed,
@@ -357,4 +356,4 @@ def test_how_a_discrepancy_was_disclosed(grade: Grade | None, epsilon: float | N
         discrepancy=0.1, device="cpu", reason=None, enrolled_at=now, last_seen_at=None, last_error=None,
         grade=grade, epsilon=epsilon,
     )  # fmt: skip
-    assert disclosed(row) == words
+    assert row.disclosed == words
