@@ -110,9 +110,15 @@ class Client:
 
 
 def measure(
-    folder: Path, *, large: bool, clients: int, rounds: int, tree: Path | None = None
+    folder: Path,
+    *,
+    large: bool,
+    clients: int,
+    rounds: int,
+    tree: Path | None = None,
+    database_url: str | None = None,
 ) -> dict[str, Any]:
-    database = f"sqlite:///{folder}/bench.sqlite"
+    database = database_url or f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, clients)
     marks = Marks()
@@ -175,6 +181,9 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="11.2 M parameters instead of 62,006")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, help="rounds that are measured; default: 30, or 4 with --large")
+    parser.add_argument(
+        "--database-url", help="empty database to use [default: SQLite in a temporary folder]"
+    )
     parser.add_argument("--tree", type=Path, help="checkout whose coordinator is started [default: this one]")
     chosen = parse(parser, {"clients": 2, "rounds": 2})
     print_result(
@@ -184,6 +193,7 @@ def main() -> None:
             clients=chosen.clients,
             rounds=chosen.rounds or (4 if chosen.large else 30),
             tree=chosen.tree,
+            database_url=chosen.database_url,
         )
     )
 

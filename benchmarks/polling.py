@@ -143,9 +143,10 @@ def measure(
     wait_seconds: float,
     settle_seconds: float,
     tree: Path | None = None,
+    database_url: str | None = None,
 ) -> dict[str, Any]:
     _raise_file_limit()
-    database = f"sqlite:///{folder}/bench.sqlite"
+    database = database_url or f"sqlite:///{folder}/bench.sqlite"
     upgrade(database)
     tokens = register(database, clients)
     with deployment(folder, database, tree=tree) as running:
@@ -172,6 +173,9 @@ def main() -> None:
     parser.add_argument(
         "--settle", type=float, default=10.0, help="seconds before the first poll: PyTorch is imported"
     )
+    parser.add_argument(
+        "--database-url", help="empty database to use [default: SQLite in a temporary folder]"
+    )
     parser.add_argument("--tree", type=Path, help="checkout whose coordinator is started [default: this one]")
     chosen = parse(parser, {"clients": 20, "seconds": 1.0, "wait": 2.0, "settle": 0.0})
     print_result(
@@ -182,6 +186,7 @@ def main() -> None:
             wait_seconds=chosen.wait,
             settle_seconds=chosen.settle,
             tree=chosen.tree,
+            database_url=chosen.database_url,
         )
     )
 
