@@ -28,6 +28,7 @@ from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.texts import find_nearest
 from shared.travelling import find_conflict as find_travelling_conflict
+from shared.value_faults import drop_consequences, say_value_fault
 from shared.vocabulary import AnyMetric, Metric, Slug
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.base import Need
@@ -261,16 +262,14 @@ def describe_faults(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {_say_fault(dict(fault))} "
         f"(received {fault['input']!r:.80})"
-        for fault in error.errors()
+        for fault in drop_consequences([dict(fault) for fault in error.errors()])
     )
 
 
 def _say_fault(fault: Mapping[str, Any]) -> str:
     """Pydantic's words, but for those that say nothing to who writes YAML."""
-    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "has to be keys with values"
     if fault["type"] != "extra_forbidden":
-        return str(fault["msg"]).removeprefix("Value error, ")
+        return say_value_fault(fault)
     *outer, name = fault["loc"]
     kind = LocalTraining if outer == ["local"] else Frozen if outer else RunConfig
     near = find_nearest(str(name), kind.model_fields)

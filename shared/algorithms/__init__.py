@@ -17,6 +17,7 @@ from shared.algorithms.base import Algorithm
 from shared.config import AlgorithmChoice, RunConfig
 from shared.own_parts import import_attribute
 from shared.problems import InvalidConfiguration
+from shared.value_faults import say_value_fault
 
 __all__ = ["available", "check_optimizer", "load_algorithm"]
 
@@ -81,6 +82,6 @@ def _imported(name: str) -> type[Algorithm[Any]]:
 
 def _explain(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(map(str, found['loc']))}={found['input']!r}: {found['msg']}"
+        f"{'.'.join(map(str, found['loc']))}={found['input']!r}: {say_value_fault(dict(found))}"
         for found in error.errors(include_url=False)
     )

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from shared.problems import InvalidConfiguration
 from shared.texts import find_nearest
+from shared.value_faults import say_value_fault
 
 if TYPE_CHECKING:
     from shared.config import RunConfig
@@ -108,7 +109,7 @@ def _imported(path: str) -> type[Task]:
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors()[0]
     field = ".".join(("task_options", *map(str, fault["loc"])))
-    return f"{field}: {fault['msg']}, received {fault['input']!r}."
+    return f"{field}: {say_value_fault(dict(fault))}, received {fault['input']!r}."
 
 
 def _options_hint(name: str, kind: type[Task]) -> str:

@@ -90,7 +90,10 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
     [
         ("runs: ['a']\nmost_round: 3\n", "line 2: there is no key 'most_round' (did you mean most_rounds?)"),
         ("nonsense: 1\n", "line 1: there is no key 'nonsense'"),
-        ("most_rounds: '200'\n", "line 1: most_rounds: input should be a valid integer, received '200'"),
+        (
+            "most_rounds: '200'\n",
+            "most_rounds: input should be a valid integer: write 200, received '200'",
+        ),
         ("most_rounds: true\n", "line 1: most_rounds: "),
         (
             "\n\nmost_epochs: 0\n",
@@ -107,7 +110,12 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
         ("metrics:\n- kl\n- l3\n", "line 3: metrics: "),
         ("targets: uniform\n", "line 1: targets: "),
         ("runs: []\n", "line 1: runs: "),
-        ("runs:\n  - a\n  - 7\n", "line 3: runs: input should be a valid string, received 7"),
+        ("runs:\n  - a\n  - 7\n", "line 3: runs: input should be text: put it in quotes, '7', received 7"),
+        ("runs: skin\n", "runs: input should be a list: write [skin], received 'skin'"),
+        ("parts:\n", "parts: input should be a list, received None"),
+        ("labels: {no: b}\n", "labels: input should be text: YAML takes yes, no"),
+        ("epsilon: 1e-1\n", "epsilon: input should be a valid number: write 0.1, received '1e-1'"),
+        ("most_parameters: 1.0e+5\n", "write 100000, received 100000.0"),
         ("labels:\n  mel: melanoma\n  bcc: 3\n", "line 3: labels: "),
         ("coordinators: [abc]\n", "line 1: coordinators: is not a SHA-256 fingerprint"),
         ("tell: all\n", "line 1: tell: "),
@@ -128,9 +136,21 @@ def test_a_refusal_names_the_line(tmp_path: Path, text: str, said: str) -> None:
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"runs: ['\xff']\n")
     (tmp_path / "large").write_bytes(b"#" * 1_000_001)
-    for name in ("missing", "bytes", "large", "."):
-        with pytest.raises(InvalidConfiguration):
+    for name, said in (
+        ("missing", "is not there"),
+        ("bytes", "is not UTF-8"),
+        ("large", "is larger"),
+        (".", "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(InvalidConfiguration, match=said):
             read_policy(tmp_path / name)
+
+
+def test_a_wrong_item_is_not_told_as_a_short_list_as_well(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        read_policy(write(tmp_path, "runs: [2024-01-01]\n"))
+    assert "put it in quotes, '2024-01-01'" in str(refused.value)
+    assert "at least 1 item" not in str(refused.value)
 
 
 # ---------------------------------------------------------------- what decides

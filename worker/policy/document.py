@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from shared import algorithms, tasks
 from shared.documents import find_lines, parse_yaml
 from shared.problems import InvalidConfiguration
+from shared.value_faults import drop_consequences, say_value_fault
 from worker.policy import DEALT, OWN, Policy, SitePolicy
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def parse_policy(text: str, path: Path) -> PolicyFile:
     try:
         policy = Policy.model_validate(document)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        said = sorted({(_find_line(lines, fault["loc"]), _describe(dict(fault))) for fault in faults})
+        faults = drop_consequences([dict(fault) for fault in error.errors(include_url=False)])
+        said = sorted({(_find_line(lines, fault["loc"]), _describe(fault)) for fault in faults})
         raise InvalidConfiguration(
             "; ".join(f"{path} line {line}: {what}" for line, what in said) + "."
         ) from None
@@ -96,8 +97,18 @@ def _read_text(path: Path) -> str:
         if len(content) > _LARGEST_FILE:
             raise InvalidConfiguration(f"{path} is larger than 1 MB, which no policy is.")
         return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"the policy {path} cannot be read: {error}.") from error
+    except FileNotFoundError:
+        raise InvalidConfiguration(
+            f"the policy {path} is not there.",
+            hint="Give the path of the file; `feddisco worker policy --example` prints one to begin with.",
+        ) from None
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"the policy {path} cannot be read: {error.strerror}.",
+            hint="Name a file that this user may read.",
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidConfiguration(f"the policy {path} is not UTF-8.", hint="Save it as UTF-8.") from None
 
 
 def _find_line(lines: Mapping[tuple[str | int, ...], int], place: tuple[str | int, ...]) -> int:
@@ -110,7 +121,7 @@ def _describe(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key, Policy.model_fields, n=1)
         return f"there is no key {key!r}" + (f" (did you mean {near[0]}?)" if near else "")
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = say_value_fault(fault)
     return f"{key}: {message[:1].lower()}{message[1:]}, received {fault['input']!r:.80}"
 
 
