@@ -186,7 +186,7 @@ def _levels(axes: Axes, figure: Figure, evidence: Evidence) -> None:
                 linestyle=LINES.get(weighting, "-"),
                 marker="o",
                 capsize=3,
-                label=f"{methods()[method].title}, {weighting}",
+                label=f"{methods()[method].title}, {weighting.partition('=')[0]}",
             )
     axes.set_xlabel(figure.label)
     axes.set_ylabel("test accuracy, %")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.tables import BASE, Table, methods, settings
+from experiments.tables import BASE, TUNED, Table, methods, settings
 from shared.config import DiscoWeighting, RunConfig
+from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 from shared.weightings import available
 
-__all__ = ["Cell", "PlannedRun", "cells", "configuration", "expand", "quickened", "weighting_of"]
+__all__ = [
+    "Cell",
+    "PlannedRun",
+    "cells",
+    "configuration",
+    "expand",
+    "quickened",
+    "weighting_of",
+    "with_weightings",
+]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "qfedavg-q0.1": {"kind": "qfedavg", "q": 0.1},
@@ -31,7 +42,8 @@ STANDARD = DiscoWeighting()
 class Cell:
     """A place in a table; ``weighting`` as the table writes it, ``resolved`` as the result file does.
 
-    Tables that resolve a cell alike share its runs.
+    Tables that resolve a cell alike share its runs. A weighting that is no table's is written ``NAME={...}``,
+    with what a run's configuration says of it.
     """
 
     setting: str
@@ -43,7 +55,12 @@ class Cell:
         if self.weighting == BASE:
             return methods()[self.method].base
         standard = f"a{STANDARD.a:g}-b{STANDARD.b:g}"
-        return "disco" if self.weighting == standard else self.weighting
+        return "disco" if self.weighting == standard else self.label
+
+    @property
+    def label(self) -> str:
+        """The weighting's name alone."""
+        return self.weighting.partition("=")[0]
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,7 @@ def configuration(cell: Cell, seed: int) -> RunConfig:
         "seed": seed,
         "algorithm": method.algorithm,
         "local": {**setting.config.get("local", {}), **method.local},
-        "weighting": weighting_of(cell.resolved, setting.disco),
+        "weighting": weighting_of(cell.weighting if "=" in cell.weighting else cell.resolved, setting.disco),
     }
     try:
         return RunConfig.model_validate(fields)
@@ -140,11 +157,15 @@ def configuration(cell: Cell, seed: int) -> RunConfig:
 
 
 def weighting_of(name: str, disco: dict[str, Any]) -> dict[str, Any]:
-    """A weighting by its name in a table: a kind, disco-METRIC, aA-bB, or one of :data:`VARIANTS`.
+    """A weighting by its name in a table: a kind, disco-METRIC, aA-bB, a variant, or NAME={...}.
 
     >>> weighting_of("a0.2-b0.05", {})
     {'kind': 'disco', 'a': 0.2, 'b': 0.05}
+    >>> weighting_of("mine={kind: disco, a: 0.3}", {})
+    {'kind': 'disco', 'a': 0.3}
     """
+    if "=" in name:
+        return _read_definition(name)
     if name == "disco":
         return {"kind": "disco", **disco}
     if name in available():
@@ -159,3 +180,62 @@ def weighting_of(name: str, disco: dict[str, Any]) -> dict[str, Any]:
         f"weighting {name!r} is not known",
         hint=f"{', '.join((*available(), *VARIANTS))}, disco-METRIC or aA-bB.",
     )
+
+
+# ---------------------------------------------------------------- weightings that no table has
+
+
+def with_weightings(table: Table, given: Sequence[str]) -> Table:
+    """The table with further weightings, each for all of its methods.
+
+    ``given`` are names of a table, import paths of classes, or NAME={...}: what a run's configuration says.
+
+    >>> from experiments.tables import load_table
+    >>> with_weightings(load_table("stragglers"), ["entropy", "ours.weights:ByRoot"]).weightings
+    ('base', 'disco', 'entropy', 'byroot={kind: "ours.weights:ByRoot"}')
+
+    Raises:
+        InvalidConfiguration: no such weighting, a definition that is none, or a name that is taken.
+    """
+    added = tuple(_check_weighting(one) for one in given)
+    return table.model_copy(
+        update={
+            "weightings": tuple(dict.fromkeys((*table.weightings, *added))),
+            "only": {name: tuple(dict.fromkeys((*those, *added))) for name, those in table.only.items()},
+        }
+    )
+
+
+def _check_weighting(given: str) -> str:
+    if "=" not in given and ":" in given:
+        given = f'{given.rpartition(":")[2].lower()}={{kind: "{given}"}}'
+    label, defines, _ = given.partition("=")
+    if not defines:
+        weighting_of(given, {})
+        return given
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", label):
+        raise InvalidConfiguration(
+            f"weighting: {label!r} is no name for runs.", hint="Use lower case, digits, points and hyphens."
+        )
+    if label in (BASE, TUNED) or _is_known(label):
+        raise InvalidConfiguration(f"weighting: {label!r} is a table's already.", hint="Choose another name.")
+    _read_definition(given)
+    return given
+
+
+def _is_known(label: str) -> bool:
+    try:
+        return bool(weighting_of(label, {}))
+    except InvalidConfiguration:
+        return False
+
+
+def _read_definition(given: str) -> dict[str, Any]:
+    label, _, text = given.partition("=")
+    found = parse_yaml(text, f"weighting {label}")
+    if not isinstance(found, dict) or "kind" not in found:
+        raise InvalidConfiguration(
+            f"weighting: {given!r} defines none.",
+            hint="Write NAME={kind: ..., ...}, as a configuration's `weighting`.",
+        )
+    return found

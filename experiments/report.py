@@ -361,7 +361,7 @@ def _weighting(cell: Cell, table: Table) -> str:
     if cell.weighting == BASE:
         return f"{cell.resolved} (base)"
     if table.tune is None or cell.weighting != table.tuned:
-        return cell.weighting
+        return cell.label
     return f"{cell.weighting} (tuned)" if table.chosen else "tuned, not chosen yet"
 
 

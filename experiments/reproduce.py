@@ -10,7 +10,7 @@ from experiments import exploration, tuning
 from experiments.evidence import gather
 from experiments.figures import draw
 from experiments.overview import Entry, overview
-from experiments.plan import PlannedRun, expand, quickened
+from experiments.plan import PlannedRun, expand, quickened, with_weightings
 from experiments.records import publish, rounds_in
 from experiments.report import progress, table_page
 from experiments.tables import HERE, Table, available, load_table, settings
@@ -54,6 +54,7 @@ class Request(Frozen):
     results: Path = RESULTS
     docs: Path = DOCS
     report_only: bool = False
+    weightings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def reproduce(request: Request, say: Say = print) -> bool:
         InvalidConfiguration: no such table, or results of another configuration are in the way.
     """
     well = True
-    tables = [load_table(name) for name in chosen(request.table)]
+    tables = [with_weightings(load_table(name), request.weightings) for name in chosen(request.table)]
     if not request.report_only:
         for table in tables:
             well &= _run(table, request, say)

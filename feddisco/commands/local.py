@@ -202,6 +202,14 @@ def reproduce_table(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing, only write the pages.")
     ] = False,
+    weightings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weighting",
+            help="Add this weighting to the table: a kind, the import path of your own class, or NAME={...} "
+            "with what a configuration says of it. Can be given again.",
+        ),
+    ] = None,
 ) -> None:
     """Run what a table of the paper still lacks, then write it beside the published figures."""
     flags: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}

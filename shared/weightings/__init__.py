@@ -111,14 +111,27 @@ def weigh(weighting: Weighting, arrived: Sequence[Contribution], round: Weightin
 
     ``round.taken`` are those of :func:`find_taken`. The one function that coordinator and simulation call.
 
-    Raises InvalidConfiguration for a weight below 0 or none that is a number: it would turn an update round.
+    Raises InvalidConfiguration for a weight below 0 or none that is a number (it would turn an update round),
+    and for what is no row for each of ``round.taken``.
     """
     weighed = weighting.weigh(round) if round.taken else Weighed([], memory=round.memory)
+    _check_rows(weighed, round)
     _check_weights(weighed.rows)
     by_index = {entry.index: entry for entry in weighed.rows}
     rows = sorted(arrived, key=lambda row: row.index)
     entries = [by_index.get(row.index) or _exclude(weighting, row) for row in rows]
     return Weighed(entries, weighed.memory, weighed.adjustment)
+
+
+def _check_rows(weighed: Weighed, round: WeightingRound) -> None:
+    """Somebody's own may give anything."""
+    taken = [row.index for row in round.taken]
+    given: Any = sorted(row.index for row in weighed.rows) if isinstance(weighed, Weighed) else weighed
+    if given != taken:
+        raise InvalidConfiguration(
+            f"the weighting gives {given!r:.200} and no row for each of the clients {taken!r:.200}",
+            hint="Let `weigh` return Weighed(make_rows(round, weights, scores)).",
+        )
 
 
 def _check_weights(rows: Sequence[LedgerEntry]) -> None:

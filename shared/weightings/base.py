@@ -397,12 +397,21 @@ def softmax(logits: Vector) -> Vector:
 
 def make_rows(
     round: WeightingRound,
-    weights: Vector,
-    scores: Vector | None = None,
-    **details: Vector,
+    weights: Vector | Sequence[float],
+    scores: Vector | Sequence[float] | None = None,
+    **details: Vector | Sequence[float],
 ) -> list[LedgerEntry]:
-    """The rows of those taken; ``details`` are columns, of which a row has what is finite."""
-    columns = zip(round.taken, round.size_shares.tolist(), weights.tolist(), strict=True)
+    """The rows of those taken; ``details`` are columns, of which a row has what is finite.
+
+    Raises InvalidConfiguration for a column with another number of values than there are clients.
+    """
+    for name, column in {"weights": weights, "scores": scores, **details}.items():
+        if column is not None and len(column) != len(round.taken):
+            raise InvalidConfiguration(
+                f"the weighting gives {len(column)} {name} for {len(round.taken)} clients",
+                hint="Give one for each of round.taken, in its order.",
+            )
+    columns = zip(round.taken, round.size_shares.tolist(), map(float, weights), strict=True)
     return [
         replace(
             make_entry(row, n, p),

@@ -1,4 +1,4 @@
-"""docs/algorithms.md, done as it says: one file, one configuration, two rounds."""
+"""docs/algorithms.md, done as it says: an algorithm in a file, a weighting in a file and a table with it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from feddisco.main import app
 from shared.algorithms import available, load_algorithm
 from shared.config import AlgorithmChoice
 from simulation.run import Results
+from tests.helpers.small_table import put_small_table
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -66,3 +67,50 @@ def test_the_page_lists_every_algorithm_with_its_parameters() -> None:
     for name, cell in listed.items():
         parameters = load_algorithm(AlgorithmChoice(name=name)).Parameters.model_fields
         assert re.findall(r"`(\w+)`", cell) == list(parameters), name
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's weighting on the Python path, and one small table instead of the paper's."""
+    (tmp_path / "weights_of_ours.py").write_text(block("python", "class ByRoot("), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    put_small_table(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def test_the_pages_weighting_gets_a_table_by_one_command(small: Path) -> None:
+    folders = ("--results", str(small / "results"), "--docs", str(small / "docs"))
+    asked = ("reproduce", "small", "--seeds", "1", "--rounds", "1", *folders)
+    defined = 'steep={kind: "weights_of_ours:ByRoot", options: {power: 0.9}}'
+    own = ("--weighting", "weights_of_ours:ByRoot", "--weighting", defined)
+    answer = CliRunner().invoke(app, [*asked, *own, "--only", "*-fedavg-*"])
+    assert answer.exit_code == 0, answer.output
+    page = (small / "docs" / "results" / "small.md").read_text(encoding="utf-8")
+    for name in ("byroot", "steep"):
+        assert f"| FedAvg | {name} |" in page
+        assert list((small / "results").rglob(f"fedavg-{name}-s0.jsonl"))
+    again = CliRunner().invoke(app, [*asked, *own, "--only", "*-fedavg-*"])
+    assert "small: 4 runs, 0 to do" in again.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("entropie", "'entropie' is not known"),
+        ("disco={kind: sizes}", "'disco' is a table's already"),
+        ("a0.5-b0.2={kind: sizes}", "is a table's already"),
+        ("My Own={kind: sizes}", "'My Own' is no name"),
+        ("mine={power: 2}", "defines none"),
+        ("mine=", "defines none"),
+        ("mine={kind: sizes", "weighting mine"),
+        ("mine={kind: nowhere}", "weighting"),
+        ("nowhere_at_all:Mine", "nowhere_at_all"),
+    ],
+)
+def test_a_weighting_that_is_none(small: Path, given: str, words: str) -> None:
+    folders = ("--results", str(small / "results"), "--docs", str(small / "docs"))
+    answer = CliRunner().invoke(
+        app, ["reproduce", "small", "--quick", "--only", "*-fedavg-*", "--weighting", given, *folders]
+    )
+    assert answer.exit_code != 0
+    assert words in f"{answer.output}{answer.exception}"

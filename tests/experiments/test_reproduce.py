@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from experiments import compression_costs, liars, noise_costs, privacy_costs, tables
-from experiments import reproduce as module
 from experiments.plan import expand
 from experiments.records import read_curve, rounds_in
 from experiments.reproduce import Request, find_source, reproduce, write_overview, write_page
@@ -19,7 +18,7 @@ from experiments.tuning import settled
 from shared.problems import InvalidConfiguration
 from simulation.run import Results, simulate
 from simulation.sweep import Planned, claim_results, sweep
-from tests.helpers.small_table import DIGITS, table, write_curves
+from tests.helpers.small_table import DIGITS, put_small_table, table, write_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of data files with one small table instead of the paper's."""
-    here = tmp_path / "experiments"
-    (here / "tables").mkdir(parents=True)
-    document = table().model_dump(mode="json", exclude={"name"}, exclude_unset=True)
-    (here / "tables" / "small.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    for name in ("sources.yaml", "methods.yaml"):
-        (here / name).write_text((tables.HERE / name).read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(tables, "HERE", here)
-    monkeypatch.setattr(module, "HERE", here)
+    put_small_table(tmp_path, monkeypatch)
     return tmp_path
 
 

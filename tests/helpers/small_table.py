@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
+
+from experiments import reproduce, tables
 from experiments.plan import expand
 from experiments.tables import Setting, Table, settings
 
@@ -32,6 +36,18 @@ def table(**changes: Any) -> Table:
         "figures": [{"kind": "curves", "title": "Accuracy by round"}],
     }
     return Table.model_validate(fields | changes)
+
+
+def put_small_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``feddisco reproduce`` know this table alone, from ``folder/experiments``."""
+    here = folder / "experiments"
+    (here / "tables").mkdir(parents=True)
+    document = table().model_dump(mode="json", exclude={"name"}, exclude_unset=True)
+    (here / "tables" / "small.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    for name in ("sources.yaml", "methods.yaml"):
+        (here / name).write_text((tables.HERE / name).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(tables, "HERE", here)
+    monkeypatch.setattr(reproduce, "HERE", here)
 
 
 def with_digits() -> None:

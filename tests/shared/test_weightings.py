@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -568,6 +568,34 @@ def test_a_configuration_with_ones_own_weighting_imports_nothing() -> None:
 def test_what_is_wrong_with_ones_own_is_named(attribute: str, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         load_weighting(own(attribute, **fields))
+
+
+def weighed(round: WeightingRound, *columns: Vector | list[float], **details: list[float]) -> Weighed:
+    return Weighed(make_rows(round, *columns, **details))
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda round: weighed(round, np.array([1.0])), "1 weights for 2 clients"),
+        (lambda round: weighed(round, [0.5, 0.5], [1.0]), "1 scores for 2 clients"),
+        (lambda round: weighed(round, [0.5, 0.5], angle=[1.0]), "1 angle for 2 clients"),
+        (lambda round: Weighed(make_rows(round, [0.5, 0.5])[:1]), r"\[3\] and no row for each .* \[3, 7\]"),
+        (lambda round: Weighed(make_rows(round, [0.5, 0.5]) * 2), r"\[3, 3, 7, 7\] and no row"),
+        (lambda round: weighed(round, [0.5, float("nan")]), "client 7 the weight nan"),
+        (lambda round: None, "None and no row"),
+    ],
+)
+def test_what_ones_own_gives_amiss_is_named(give: Callable[[WeightingRound], Any], said: str) -> None:
+    class Amiss(Weighting):
+        kind: str = "amiss"
+
+        def weigh(self, round: WeightingRound) -> Weighed:
+            return give(round)  # type: ignore[no-any-return]
+
+    round = WeightingRound([Contribution(3, 30), Contribution(7, 10)], [])
+    with pytest.raises(InvalidConfiguration, match=said):
+        weigh(Amiss(), round.taken, round)
 
 
 def test_an_unknown_kind_names_those_that_there_are() -> None:
