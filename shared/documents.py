@@ -36,6 +36,8 @@ def parse_yaml(text: str, where: object) -> Any:
         ) from None
     except yaml.YAMLError as error:
         raise InvalidConfiguration(f"{where} is not YAML: {error}") from None
+    except RecursionError:
+        raise InvalidConfiguration(f"{where} has lists or keys in one another too deeply.") from None
 
 
 def find_lines(text: str) -> dict[tuple[str | int, ...], int]:
@@ -66,6 +68,9 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_distinct)
 
 
+_LONGEST_NUMBER = 64
+
+
 class _Twice(Exception):
     def __init__(self, key: str, first: int, second: int) -> None:
         super().__init__(key)
@@ -86,6 +91,23 @@ class _Loader(yaml.SafeLoader):
                 raise _Twice(key.value, lines[word], line)
             lines[word] = line
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML raises Python's errors for what looks like a value and is none, as `2024-13-45`, and reads
+        numbers of any length, which Python then refuses to write into an error.
+        """
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _LONGEST_NUMBER:
+            raise _find_fault(node, f"a number of {len(node.value)} characters")
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            raise _find_fault(node, f"{node.value!r:.80} cannot be read as a value") from None
+
+
+def _find_fault(node: yaml.ScalarNode, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

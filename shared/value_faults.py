@@ -10,6 +10,9 @@ __all__ = ["drop_consequences", "say_value_fault"]
 
 _LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type")
 _NUMBERS = ("int_type", "float_type", "int_parsing", "float_parsing", "int_from_float")
+_LONGEST = 60
+"""Characters of a value that are repeated at most: what comes to a coordinator may be of any length."""
+
 _MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
 
 
@@ -20,6 +23,8 @@ def say_value_fault(fault: Mapping[str, Any]) -> str:
     'Input should be a list: write [skin]'
     >>> say_value_fault({"type": "int_type", "msg": "Input should be a valid integer", "input": "1e5"})
     'Input should be a valid integer: write 100000'
+    >>> say_value_fault({"type": "string_type", "msg": "Input should be a valid string", "input": 10**100})
+    'Input should be text: put it in quotes'
     """
     kind, value, message = fault["type"], fault["input"], str(fault["msg"]).removeprefix("Value error, ")
     if kind in _MAPPINGS:
@@ -45,7 +50,7 @@ def drop_consequences(faults: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
 
 
 def _show_list(value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 60:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST:
         return ""
     plain = value.replace("-", "").replace("_", "").isalnum()
     return f": write [{value}]" if plain else f": write ['{value}']"
@@ -56,7 +61,7 @@ def _show_text(value: object) -> str:
         return ": YAML takes yes, no, on and off for true and false, so put it in quotes"
     if value is None or isinstance(value, Mapping | list | tuple):
         return ""
-    return f": put it in quotes, '{value}'"
+    return f": put it in quotes, '{value}'" if len(str(value)) <= _LONGEST else ": put it in quotes"
 
 
 def _show_number(value: object, *, whole: bool) -> str:
@@ -69,4 +74,5 @@ def _show_number(value: object, *, whole: bool) -> str:
         return ""
     if not number.is_finite() or not -15 < number.adjusted() < 16 or (whole and number != int(number)):
         return ""
-    return f": write {int(number) if whole else format(number, 'f')}"
+    written = format(number, "f").partition(".")[0] if whole else format(number, "f")
+    return f": write {written}" if len(written) <= _LONGEST else ""

@@ -31,6 +31,14 @@ def test_d8_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path: Path)
         ('{"x": 1,\n"x": 2}', "'x' on line 1 and again on line 2"),
         ("a: [", "is not YAML"),
         ("a: !!python/object:os.system {}", "is not YAML"),
+        ("a: 1\nb: 2024-13-45", r"line 2, column 4\): '2024-13-45' cannot be read"),
+        ("a: 0x_", "'0x_' cannot be read"),
+        ("a: !!bool perhaps", "'perhaps' cannot be read"),
+        ("a: !!timestamp soon", "'soon' cannot be read"),
+        ("a: !!float ''", "'' cannot be read"),
+        ("rounds: " + "9" * 5000, r"line 1, column 9\): a number of 5000 characters"),
+        ("rounds: 0x" + "f" * 5000, "a number of 5002 characters"),
+        ("[" * 3000, "in one another too deeply"),
     ],
 )
 def test_other_documents_that_are_refused(text: str, said: str) -> None:
