@@ -107,6 +107,19 @@ def _say_how_to_reach(entrance: Entrance) -> None:
         log.info("join codes lead sites to %s; if that is wrong, set FEDDISCO_PUBLIC_URL", entrance.url)
 
 
+def _say_certificate(certificate: Path) -> None:
+    """Whether it is valid now: if not, sites that do not know its fingerprint refuse it."""
+    from cryptography import x509
+
+    found, now = x509.load_pem_x509_certificate(certificate.read_bytes()), utc_now()
+    first, last = found.not_valid_before_utc, found.not_valid_after_utc
+    if not first <= now <= last:
+        log.warning(
+            "CERTIFICATE: %s is valid from %s to %s only, so sites and browsers refuse this coordinator",
+            *(certificate, first.date(), last.date()),
+        )
+
+
 def _say_who_reads(settings: Settings, address: str) -> None:
     """What an operator must know of a coordinator that is less closed than by default."""
     if settings.is_reached_from_elsewhere and settings.tls_certificate is None:
@@ -150,7 +163,7 @@ def _check_tls(settings: Settings) -> None:
     except (ssl.SSLError, OSError, ValueError) as error:
         raise InvalidConfiguration(
             f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key} cannot be used: "
-            f"{_explain_tls(error)}"
+            f"{_explain_tls(error, settings.tls_key)}"
         ) from error
 
 
@@ -168,11 +181,11 @@ def _check_pem(name: str, path: Path, kind: str) -> None:
         )
 
 
-def _explain_tls(error: Exception) -> str:
+def _explain_tls(error: Exception, key: Path) -> str:
     reason = getattr(error, "reason", None) or ""
     if reason == "KEY_VALUES_MISMATCH":
-        return "the key belongs to another certificate."
-    if "DECRYPT" in reason or "PASSWORD" in reason:
+        return "the key belongs to another certificate; of a chain, the coordinator's own comes first."
+    if b"ENCRYPTED" in key.read_bytes():  # OpenSSL does not always say so
         return "the key is encrypted; give it without a passphrase."
     return f"a file is damaged ({reason or error})."
 
@@ -245,6 +258,8 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     if settings.admin_token is None:
         log.info("the admin token is in %s", settings.data_folder / ADMIN_FILE)
     _say_how_to_reach(coordinator.entrance)
+    if settings.tls_certificate is not None:
+        _say_certificate(settings.tls_certificate)
     _say_who_reads(settings, address)
     # After a clean end uvicorn raises the signal again, for the handler that was there before: this one.
     for number in (signal.SIGTERM, signal.SIGINT):

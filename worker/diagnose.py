@@ -185,15 +185,28 @@ def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
         )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Diagnosis(
-            f"The certificate of {url} is not trusted: {cause.verify_message}. If the coordinator uses its "
-            "own certificate authority, or a proxy of this network opens TLS connections, pass that "
-            "authority's file with --ca-file."
+            f"The certificate of {url} is not trusted: {cause.verify_message}. {_advise(cause.verify_code)}"
         )
     if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
         return Diagnosis(
             f"{url} does not speak TLS. Without TLS, the coordinator's address is {_other_scheme(url)}"
         )
     return Diagnosis(f"The TLS handshake with {url} failed: {cause.reason or cause}.")
+
+
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_...
+
+
+def _advise(verify_code: int) -> str:
+    """What to do about a certificate that OpenSSL refuses for this reason."""
+    if verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return "Check this machine's clock; if it is right, the coordinator's operator has to renew it."
+    if verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        return "Give the address by a name that is in the certificate, or ask the operator for one with this."
+    return (
+        "If the coordinator uses its own certificate authority, or a proxy of this network opens TLS "
+        "connections, pass that authority's file with --ca-file."
+    )
 
 
 def _other_scheme(url: str) -> str:

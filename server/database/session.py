@@ -181,6 +181,12 @@ def parse_url(url: str) -> sa.URL:
                 f"{url} names no file: every connection would have its own", hint=_URL_HINT
             )
         return parsed.set(drivername="sqlite+pysqlite")
+    if "@" in (parsed.host or ""):
+        # part of a password is taken for the host, which errors repeat
+        raise InvalidConfiguration(
+            "the database URL has more than one @",
+            hint="In the user's name and password write @ as %40, : as %3A, / as %2F, # as %23 and % as %25.",
+        )
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     raise InvalidConfiguration(f"no database driver for {parsed.drivername}://", hint=_URL_HINT)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 
 from feddisco import console
 from feddisco.main import main
@@ -158,8 +160,15 @@ def test_files_for_tls_that_cannot_be_used_are_named(
     der.write_bytes(b"\x30\x82\x01\x0a\x02\x82")
     cut = tmp_path / "cut.pem"
     cut.write_bytes(key.read_bytes()[:80])
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = [tmp_path / "pkcs8.pem", tmp_path / "traditional.pem"]
+    for path, form in zip(locked, (PrivateFormat.PKCS8, PrivateFormat.TraditionalOpenSSL), strict=True):
+        path.write_bytes(
+            private.private_bytes(Encoding.PEM, form, serialization.BestAvailableEncryption(b"secret"))
+        )
     monkeypatch.setenv("FEDDISCO_DATA_FOLDER", str(tmp_path / "data"))
     for first, second, words in (
+        *((certificate, path, "the key is encrypted; give it without a passphrase") for path in locked),
         (certificate, other, "the key belongs to another certificate"),
         (der, key, f"tls_certificate: {der} holds no certificate in PEM"),
         (certificate, certificate, f"tls_key: {certificate} holds no private key in PEM"),

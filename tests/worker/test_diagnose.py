@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import ssl
 from collections.abc import Callable, Iterator
@@ -97,7 +98,21 @@ def test_a_certificate_for_another_name(authority: trustme.CA) -> None:
     authority.issue_cert("elsewhere.example").configure_cert(server)
     authority.configure_trust(client)
     with http_server(lambda _: Answer(204), tls=server) as url:
-        assert "127.0.0.1" in _met(url, verify=client).sentence
+        sentence = _met(url, verify=client).sentence
+    assert "127.0.0.1" in sentence
+    assert "by a name that is in the certificate" in sentence
+    assert "--ca-file" not in sentence
+
+
+def test_a_certificate_that_has_expired(authority: trustme.CA) -> None:
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    first, last = (dt.datetime(year, 1, 1, tzinfo=dt.UTC) for year in (2024, 2025))
+    authority.issue_cert("127.0.0.1", not_before=first, not_after=last).configure_cert(server)
+    authority.configure_trust(client)
+    with http_server(lambda _: Answer(204), tls=server) as url:
+        sentence = _met(url, verify=client).sentence
+    assert "has expired. Check this machine's clock" in sentence
+    assert "--ca-file" not in sentence
 
 
 def test_the_right_authority_is_content(tls_url: str, authority: trustme.CA) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import trustme
 
 from server.blobs.disk import MARK
 from server.clock import utc_now
-from server.main import _say_who_reads, check_storage, migrate, serve
+from server.main import _say_certificate, _say_who_reads, check_storage, migrate, serve
 from server.ownership import owning
 from server.settings import Settings
 from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
@@ -275,3 +276,16 @@ def test_the_process_starts_without_pytorch() -> None:
     program = "import sys, server.app, server.main; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_a_certificate_that_is_not_valid_now_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, path = trustme.CA(), tmp_path / "certificate.pem"
+    for year, warned in ((2025, True), (2100, False)):
+        first, last = (dt.datetime(number, 1, 1, tzinfo=dt.UTC) for number in (2024, year))
+        leaf = authority.issue_cert("localhost", not_before=first, not_after=last)
+        path.write_bytes(leaf.cert_chain_pems[0].bytes())
+        caplog.clear()
+        _say_certificate(path)
+        assert ("from 2024-01-01 to 2025-01-01 only" in caplog.text) == warned

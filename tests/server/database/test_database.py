@@ -189,6 +189,14 @@ def test_urls_that_cannot_be_used(url: str, said: str) -> None:
     assert "sqlite:///" in caught.value.hint
 
 
+def test_a_password_with_an_at_sign_is_not_taken_for_a_host() -> None:
+    with pytest.raises(InvalidConfiguration, match="more than one @") as caught:
+        parse_url("postgresql://fd:secret@hunter2@127.0.0.1:5432/fd")
+    assert "hunter2" not in str(caught.value)
+    assert "@ as %40" in caught.value.hint
+    assert parse_url("postgresql://fd:secret%40hunter2@127.0.0.1/fd").password == "secret@hunter2"
+
+
 @pytest.mark.parametrize(
     ("url", "driver"),
     [
