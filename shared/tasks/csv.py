@@ -236,6 +236,9 @@ def _cells(
     if missing := [column for column in wanted if column not in header]:
         said = f"looked for the columns {missing}, the header has {header}"
         raise fault(archive, name, line, said, hint=_hint_at_header(missing, header))
+    if doubled := [column for column in wanted if header.count(column) > 1]:
+        hint = "Rename or remove all but one of each: which one is meant cannot be told."
+        raise fault(archive, name, line, f"has more than one column {doubled}", hint=hint)
     places = [header.index(column) for column in wanted]
     for line, row in found:
         if len(row) == len(header):
@@ -265,7 +268,7 @@ def _value(column: str, read: Callable[[str], float], text: str) -> float:
 
 def _number(text: str) -> float:
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)  # Python's float takes 3_000, tables do not
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
