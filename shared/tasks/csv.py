@@ -272,7 +272,8 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{text!r} is not a finite number")
+        mark = " (decimals have a point, and nothing stands between thousands)" if "," in text else ""
+        raise ValueError(f"{text!r} is not a finite number{mark}")
     return value
 
 

@@ -51,7 +51,7 @@ def test_looking_around_needs_no_pytorch() -> None:
 def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["server", "--port", "70000", "--data-folder", str(tmp_path)])
     assert isinstance(answer.exception, InvalidConfiguration)
-    assert "port: " in str(answer.exception)
+    assert "--port (FEDDISCO_PORT): " in str(answer.exception)
     assert "65535" in str(answer.exception)
 
 

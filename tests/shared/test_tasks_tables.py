@@ -330,6 +330,7 @@ def test_options_that_contradict_each_other(options: dict[str, object], said: st
         ("age,score,verdict\n1,1\n", "line 2: has 2 fields, the header has 3"),
         ("age,score,score,verdict\n1,1,7,bad\n", r"line 1: has more than one column \['score'\]"),
         ("age,score,verdict,verdict\n1,1,bad,good\n", r"line 1: has more than one column \['verdict'\]"),
+        ('age,score,verdict\n1,"1,5",bad\n', r"'1,5' is not a finite number \(decimals have a point"),
         ("age,score,verdict\n1,3_000,bad\n", "line 2: column 'score': '3_000' is not a finite number"),
         ("age,score,verdict\n", "holds no rows below a header"),
         ("", r"looked for the columns \['score', 'age', 'verdict'\], the header has \[\]"),
