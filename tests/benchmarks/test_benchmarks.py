@@ -110,6 +110,13 @@ def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
     assert expected | {"cores", "load", "python"} <= set(numbers)
 
 
+CUT_SHORT = re.compile(
+    r"Traceback \(most recent call last\):\n  File \"<string>\", line 1, in <module>\n"
+    r"(?:  .*\n)+EOFError: Ran out of input\n"
+)
+"""What Python prints of a pool's process that was still being started when its parent ended."""
+
+
 def mostly_slow(cases: Iterable[tuple[str, ...]]) -> list[object]:
     """Of each way to end, every run of the suite has the benchmark with the most kinds of processes."""
     quick = ("overhead", "aggregation")
@@ -126,7 +133,7 @@ def test_a_sigterm_leaves_nothing(tmp_path: Path, name: str) -> None:
         code = started.wait()
         assert_nothing_is_left(started, tmp_path)
     assert code == (130 if name != "aggregation" else code), started.output
-    assert "Traceback" not in started.output
+    assert "Traceback" not in CUT_SHORT.sub("", started.output), started.output
 
 
 @pytest.mark.slow
