@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -35,14 +34,6 @@ def test_what_draws_within_it_may_borrow_them_again() -> None:
 
 def halve_the_smallest() -> float:
     return float(torch.tensor([2.0**-126]).mul(0.5))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -418,17 +418,13 @@ def test_mixed_precision_trains_float32_parameters(precision: str) -> None:
         torch.testing.assert_close(value, exact.tensors["model"][name], atol=0.02, rtol=0.02)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_tiny_numbers_slow_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.set_flush_denormal(False):
         pytest.skip("this processor cannot flush them")
     halves: list[float] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        flushed = run(on_progress=lambda _: halves.append(float(torch.tensor([2.0**-126]).mul(0.5))))
-        monkeypatch.setattr("shared.training.flush_denormals", nullcontext)
-        kept = run()
-    finally:
-        torch.set_num_threads(before)
+    flushed = run(on_progress=lambda _: halves.append(float(torch.tensor([2.0**-126]).mul(0.5))))
+    monkeypatch.setattr("shared.training.flush_denormals", nullcontext)
+    kept = run()
     assert set(halves) == {0.0}
     assert same(flushed.tensors["model"], kept.tensors["model"])

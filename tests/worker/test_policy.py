@@ -92,7 +92,7 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
         ("nonsense: 1\n", "line 1: there is no key 'nonsense'"),
         (
             "most_rounds: '200'\n",
-            "most_rounds: input should be a valid integer: write 200, received '200'",
+            "line 1: most_rounds: input should be a valid integer: write 200, received '200'",
         ),
         ("most_rounds: true\n", "line 1: most_rounds: "),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import textwrap
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from shared import algorithms, tasks
 from shared.documents import find_lines, parse_yaml
 from shared.problems import InvalidConfiguration
+from shared.texts import find_nearest
 from shared.value_faults import drop_consequences, say_value_fault
 from worker.policy import DEALT, OWN, Policy, SitePolicy
 
@@ -119,7 +119,7 @@ def _find_line(lines: Mapping[tuple[str | int, ...], int], place: tuple[str | in
 def _describe(fault: Mapping[str, Any]) -> str:
     key = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, Policy.model_fields, n=1)
+        near = find_nearest(key, Policy.model_fields)
         return f"there is no key {key!r}" + (f" (did you mean {near[0]}?)" if near else "")
     message = say_value_fault(fault)
     return f"{key}: {message[:1].lower()}{message[1:]}, received {fault['input']!r:.80}"
