@@ -7,18 +7,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "registers.hpp"
 
 namespace {
 
-// How many sums are held at once: with the operands they fill the registers, so that the multiplications, not
-// the loads, are what takes the time.
-constexpr int TILE = 6;  // channels
-constexpr int PIECE = REGISTERS == 32 ? 4 : 2;  // vectors of lanes, each for every channel of the tile
-constexpr int DEEP = REGISTERS == 32 ? 4 : 2;  // channels of gradients of kernels, each with TAPS of them
-constexpr int TAPS = 5;
+constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // registers of a window going backward: of at most TALL rows,
+constexpr int TALL = 5;
+constexpr int BLOCK = 4;  // and of each row this many
+constexpr int GROUP = 8;  // images going backward together, so few that the nearest cache holds them
 
 struct Shape {
     int inputs, height, width;  // what comes in
@@ -27,12 +26,6 @@ struct Shape {
     int high() const { return height - kernel_height + 1; }  // what the convolution gives, before pooling
     int wide() const { return width - kernel_width + 1; }
 };
-
-// Calls body(lane, constant number of vectors) for pieces of the lanes: PIECE vectors, then half as many ...
-template <int LARGEST = PIECE, class Body> inline void pieces(int lanes, Body body, int lane = 0) {
-    for (; lane + LARGEST * WIDTH <= lanes; lane += LARGEST * WIDTH) body(lane, std::integral_constant<int, LARGEST>{});
-    if constexpr (LARGEST > 1) pieces<LARGEST / 2>(lanes, body, lane);
-}
 
 // ---------------------------------------------------------------- forward
 
@@ -89,110 +82,155 @@ void window(const Shape &s, const float *in, const float *weights, const float *
 
 // ---------------------------------------------------------------- backward
 
-// Spread a row of the pooled gradient over the two rows `full` of the convolution's outputs that it came from.
-// Planes of channels are `plane` apart in `full`. Adds its sums per channel to `bias`, (outputs, WIDTH).
-void spread(const Shape &s, const float *gradient, const uint8_t *which, float *full, size_t plane, float *bias) {
-    const int wide = s.wide(), lanes = s.lanes;
-    const size_t step = size_t(s.high() / 2) * (wide / 2) * lanes;
-    for (int c = 0; c < s.outputs; c++) {
-        const float *from = gradient + c * step;
-        const uint8_t *place = which + c * step;
-        float *rows = full + c * plane;
-        Vector sum = load(bias + c * WIDTH);
-        for (int x = 0; x < wide / 2; x++, from += lanes, place += lanes)
-            for (int corner = 0; corner < 4; corner++) {
-                float *__restrict to = rows + (size_t(corner / 2) * wide + 2 * x + corner % 2) * lanes;
-                for (int l = 0; l < lanes; l++) to[l] = place[l] == corner ? from[l] : 0;
-                for (int l = 0; l < lanes; l += WIDTH) sum += load(to + l);
-            }
-        if (wide % 2)  // pooling leaves out the last column
-            for (int y = 0; y < 2; y++) std::memset(rows + (size_t(y + 1) * wide - 1) * lanes, 0, sizeof(float) * lanes);
-        store(bias + c * WIDTH, sum);
-    }
-}
+// Pooling lets the gradient through to one pixel in four, ReLU to about half of these. What is let through is
+// listed, output by output, and only that is computed: a window of the images, pixels and their channels side by
+// side, times one number. That fills registers from one image, so the images are turned, GROUP at a time.
 
-// Adds one row's part to the kernel gradients of CHANNELS outputs and COUNT neighbouring taps.
-template <int CHANNELS, int COUNT>
-inline void row_taps(const Shape &s, const float *gradients, size_t plane, const float *in, float *sums,
-                     size_t next) {
-    const int lanes = s.lanes, length = s.wide() * lanes;
-    Vector total[CHANNELS][COUNT];
-    for (int c = 0; c < CHANNELS; c++)
-        for (int t = 0; t < COUNT; t++) total[c][t] = load(sums + (c * next + t) * WIDTH);
-    for (int at = 0; at < length; at += WIDTH) {
-        Vector g[CHANNELS];
-        for (int c = 0; c < CHANNELS; c++) g[c] = held(gradients + c * plane + at);
-        for (int t = 0; t < COUNT; t++) {
-            const Vector x = held(in + at + t * lanes);
-            for (int c = 0; c < CHANNELS; c++) total[c][t] += g[c] * x;
+struct Passed {
+    std::vector<int32_t> at;  // where its window of the turned images begins
+    std::vector<float> gradient;
+    explicit Passed(size_t most) : at(most + GROUP), gradient(most + GROUP) {}
+};
+
+struct Windows {
+    int channels, row;  // of a turned image: floats of a pixel and from one row to the next
+    int high;           // rows of a window, and registers that a row of it takes, the last one partly
+    int vectors;
+    size_t image;  // from one to the next: a cache line more than it has, or powers of two would share their places
+    explicit Windows(const Shape &s)
+        : channels(s.inputs), row(s.width * s.inputs), high(s.kernel_height),
+          vectors((s.kernel_width * s.inputs + WIDTH - 1) / WIDTH), image(size_t(s.height) * row + 16) {}
+    int filled() const { return vectors * WIDTH; }
+    size_t whole() const { return image * GROUP + WIDTH; }  // the last window's registers may reach beyond it
+};
+
+// Images (inputs, height, width, lanes) from a lane on as (GROUP, height, width, inputs), or back.
+template <bool BACK> void turn(const Shape &s, const Windows &w, float *lanes, float *turned) {
+    const size_t pixels = size_t(s.height) * s.width;
+    for (int c = 0; c < s.inputs; c++)
+        for (size_t p = 0; p < pixels; p++) {
+            float *from = lanes + (c * pixels + p) * s.lanes, *to = turned + p * w.channels + c;
+            for (int l = 0; l < GROUP; l++) (BACK ? from[l] : to[l * w.image]) = BACK ? to[l * w.image] : from[l];
         }
+}
+
+typedef float Floats __attribute__((vector_size(GROUP * 4), aligned(4)));  // of each lane one
+typedef int32_t Ints __attribute__((vector_size(GROUP * 4), aligned(4)));
+typedef uint8_t Codes __attribute__((vector_size(GROUP), aligned(1)));
+
+template <class Values> inline Values picked(Values from, Ints order) {
+#if defined(__clang__)
+    Values made;
+    for (int l = 0; l < GROUP; l++) made[l] = from[order[l]];
+    return made;
+#else
+    return __builtin_shuffle(from, order);
+#endif
+}
+
+// For each set of open lanes, a bit each: which they are, in their order.
+struct Orders {
+    Ints of[256]{};
+    Orders() {
+        for (int open = 0; open < 256; open++)
+            for (int l = 0, count = 0; l < GROUP; l++)
+                if (open >> l & 1) of[open][count++] = l;
     }
-    for (int c = 0; c < CHANNELS; c++)
-        for (int t = 0; t < COUNT; t++) store(sums + (c * next + t) * WIDTH, total[c][t]);
+};
+const Orders orders;
+
+// Lists what is let through of one output's gradient, image after image within a window's place: windows that
+// overlap come late enough for the memory to have taken what was added to the one before. Adds to `bias`.
+// No branch depends on a lane: it would be taken at random.
+int list_passed(const Shape &s, const Windows &w, const float *gradient, const uint8_t *which, Passed &passed,
+                float *bias) {
+    int count = 0;
+    Floats sum = *reinterpret_cast<const Floats *>(bias);
+    Ints images;
+    for (int l = 0; l < GROUP; l++) images[l] = l * w.image;
+    for (int y = 0; y < s.high() / 2; y++)
+        for (int x = 0; x < s.wide() / 2; x++, gradient += s.lanes, which += s.lanes) {
+            const auto corner = __builtin_convertvector(*reinterpret_cast<const Codes *>(which), Ints);
+            const int place = 2 * (y * w.row + x * w.channels);
+            const Ints at = images + place + (corner & 1) * w.channels + (corner >> 1) * w.row;
+            uint64_t shut;
+            std::memcpy(&shut, which, GROUP);
+            shut = (shut >> 2 & 0x0101010101010101u) * 0x0102040810204080u >> 56;  // a lane's bit from each byte
+            const Ints &order = orders.of[255 - shut];
+            const Floats all = *reinterpret_cast<const Floats *>(gradient);
+            *reinterpret_cast<Ints *>(&passed.at[count]) = picked(at, order);
+            *reinterpret_cast<Floats *>(&passed.gradient[count]) = picked(all, order);
+            count += 8 - __builtin_popcountll(shut);
+            sum += corner < 4 ? all : Floats{};
+        }
+    *reinterpret_cast<Floats *>(bias) = sum;
+    return count;
 }
 
-// Adds the part of row y to the gradient of the kernels, (outputs, inputs, taps, WIDTH): a row of gradients and
-// of inputs stays in the nearest cache while every tap passes over it.
-void kernel_row(const Shape &s, const float *in, int y, const float *gradients, size_t plane, float *sums) {
-    const size_t row = size_t(s.width) * s.lanes;
-    const size_t taps = size_t(s.inputs) * s.kernel_height * s.kernel_width;
-    for (int c = 0; c < s.outputs; c += DEEP)
-        for (int i = 0; i < s.inputs; i++)
-            for (int ky = 0; ky < s.kernel_height; ky++)
-                for (int kx = 0; kx < s.kernel_width; kx += TAPS) {
-                    const float *at = in + (size_t(i) * s.height + y + ky) * row + size_t(kx) * s.lanes;
-                    const size_t tap = (size_t(i) * s.kernel_height + ky) * s.kernel_width + kx;
-                    float *to = sums + (c * taps + tap) * WIDTH;
-                    constant<DEEP>(std::min(DEEP, s.outputs - c), [&](auto channels) {
-                        constant<TAPS>(std::min(TAPS, s.kernel_width - kx), [&](auto count) {
-                            row_taps<channels(), count()>(s, gradients + c * plane, plane, at, to, taps);
-                        });
-                    });
-                }
-}
-
-// The sums of `count` registers.
-void collect(const std::vector<float> &sums, float *result) {
-    for (size_t t = 0; t < sums.size() / WIDTH; t++) {
-        float total = 0;
-        for (int l = 0; l < WIDTH; l++) total += sums[t * WIDTH + l];
-        result[t] = total;
+// Adds to ROWS rows of VECTORS registers of one output's kernel gradients, `filled` apart in `sums`.
+template <int ROWS, int VECTORS>
+[[gnu::noinline]] void add_to_kernels(const Windows &w, const Passed &passed, int count, const float *images,
+                                      float *sums) {
+    const size_t row = w.row, filled = w.filled();
+    Vector total[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) total[r][v] = load(sums + r * filled + v * WIDTH);
+    for (int k = 0; k < count; k++) {
+        const Vector g = all(passed.gradient[k]);
+        const float *at = images + passed.at[k];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) total[r][v] += g * load(at + r * row + v * WIDTH);
     }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) store(sums + r * filled + v * WIDTH, total[r][v]);
 }
 
-// One pixel of the gradient of CHANNELS inputs. `weights` are (outputs, taps, all inputs).
-template <int CHANNELS, int VECTORS>
-void input_pixel(const Shape &s, const float *full, const float *weights, int y, int x, float *out,
-                 size_t step) {
-    const size_t row = size_t(s.wide()) * s.lanes, plane = row * s.high();
-    const int first_y = std::max(0, y - s.high() + 1), last_y = std::min(s.kernel_height - 1, y);
-    const int first_x = std::max(0, x - s.wide() + 1), last_x = std::min(s.kernel_width - 1, x);
-    Vector sums[CHANNELS][VECTORS]{};
-    for (int o = 0; o < s.outputs; o++)
-        for (int ky = first_y; ky <= last_y; ky++)
-            for (int kx = first_x; kx <= last_x; kx++) {
-                const float *at = full + o * plane + (y - ky) * row + size_t(x - kx) * s.lanes;
-                const float *w = weights + ((size_t(o) * s.kernel_height + ky) * s.kernel_width + kx) * s.inputs;
-                Vector g[VECTORS];
-                for (int v = 0; v < VECTORS; v++) g[v] = held(at + v * WIDTH);
-                for (int c = 0; c < CHANNELS; c++) {
-                    const Vector one = all(w[c]);
-                    for (int v = 0; v < VECTORS; v++) sums[c][v] += one * g[v];
-                }
+// Adds to the gradients of the turned images what ROWS rows of one output's kernels give, zero where they end.
+template <int ROWS, int VECTORS>
+[[gnu::noinline]] void add_to_images(const Windows &w, const Passed &passed, int count, const float *kernels,
+                                     float *images) {
+    const size_t row = w.row, filled = w.filled();
+    Vector kept[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) kept[r][v] = held(kernels + r * filled + v * WIDTH);
+    for (int k = 0; k < count; k++) {
+        const Vector g = all(passed.gradient[k]);
+        float *at = images + passed.at[k];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                float *to = at + r * row + v * WIDTH;
+                store(to, load(to) + g * kept[r][v]);
             }
-    for (int c = 0; c < CHANNELS; c++)
-        for (int v = 0; v < VECTORS; v++) store(out + c * step + v * WIDTH, sums[c][v]);
+    }
 }
 
-// (outputs, inputs, taps) as (inputs, taps, outputs), or as (outputs, taps, inputs).
-std::vector<float> arranged(const Shape &s, const float *weights, bool outputs_last) {
+// Calls body(row, register, constant numbers of both) for blocks of a window that the registers hold.
+template <class Body> void blocks(const Windows &w, Body body) {
+    for (int v = 0; v < w.vectors; v += BLOCK)
+        constant<BLOCK>(std::min(BLOCK, w.vectors - v), [&](auto vectors) {
+            constexpr int rows = std::min(TALL, HELD / vectors());
+            for (int r = 0; r < w.high; r += rows)
+                constant<rows>(std::min(rows, w.high - r), [&](auto some) { body(r, v, some, vectors); });
+        });
+}
+
+// Kernels (outputs, inputs, taps) as the windows lie, (outputs, rows, filled), or back.
+template <bool BACK> void lay(const Shape &s, const Windows &w, float *kernels, float *laid) {
+    for (int o = 0; o < s.outputs; o++)
+        for (int i = 0; i < s.inputs; i++)
+            for (int y = 0; y < s.kernel_height; y++)
+                for (int x = 0; x < s.kernel_width; x++, kernels++) {
+                    float &one = laid[(size_t(o) * w.high + y) * w.filled() + x * s.inputs + i];
+                    (BACK ? *kernels : one) = BACK ? one : *kernels;
+                }
+}
+
+// (outputs, inputs, taps) as (inputs, taps, outputs).
+std::vector<float> outputs_last(const Shape &s, const float *weights) {
     const int taps = s.kernel_height * s.kernel_width;
     std::vector<float> made(size_t(s.outputs) * s.inputs * taps);
     for (int o = 0; o < s.outputs; o++)
-        for (int i = 0; i < s.inputs; i++)
-            for (int t = 0; t < taps; t++)
-                made[outputs_last ? (size_t(i) * taps + t) * s.outputs + o : (size_t(o) * taps + t) * s.inputs + i] =
-                    *weights++;
+        for (int t = 0; t < s.inputs * taps; t++) made[size_t(t) * s.outputs + o] = *weights++;
     return made;
 }
 
@@ -206,7 +244,7 @@ void forward(const Shape *shape, const float *in, const float *weights, const fl
     const Shape &s = *shape;
     const int pooled_high = s.high() / 2, pooled_wide = s.wide() / 2;
     const size_t row = size_t(s.width) * s.lanes, step = size_t(pooled_high) * pooled_wide * s.lanes;
-    const std::vector<float> table = arranged(s, weights, true);
+    const std::vector<float> table = outputs_last(s, weights);
     for (int y = 0; y < pooled_high; y++)
         for (int x = 0; x < pooled_wide; x++)
             for (int c = 0; c < s.outputs; c += TILE)
@@ -219,38 +257,38 @@ void forward(const Shape *shape, const float *in, const float *weights, const fl
                 });
 }
 
-// gradient as out above. in_gradient may be null: not wanted; then scratch is (outputs, 2, wide, lanes), else
-// (outputs, high, wide, lanes).
+// gradient as out above. in_gradient may be null: not wanted.
 void backward(const Shape *shape, const float *in, const float *weights, const float *gradient,
-              const uint8_t *which, float *scratch, float *weight_gradient, float *bias_gradient,
-              float *in_gradient) {
+              const uint8_t *which, float *weight_gradient, float *bias_gradient, float *in_gradient) {
     const Shape &s = *shape;
-    const size_t row = size_t(s.wide()) * s.lanes, plane = row * (in_gradient ? s.high() : 2);
-    std::vector<float> kernels(size_t(s.outputs) * s.inputs * s.kernel_height * s.kernel_width * WIDTH);
-    std::vector<float> biases(size_t(s.outputs) * WIDTH);
-    for (int y = 0; y + 1 < s.high(); y += 2) {
-        const size_t from = size_t(y / 2) * (s.wide() / 2) * s.lanes;
-        float *rows = scratch + (in_gradient ? y * row : 0);
-        spread(s, gradient + from, which + from, rows, plane, biases.data());
-        kernel_row(s, in, y, rows, plane, kernels.data());
-        kernel_row(s, in, y + 1, rows + row, plane, kernels.data());
+    const Windows w(s);
+    const size_t places = size_t(s.high() / 2) * (s.wide() / 2), own = size_t(w.high) * w.filled();
+    std::vector<float> images(w.whole()), of_images(in_gradient ? w.whole() : 0);
+    std::vector<float> kernels(s.outputs * own), sums(s.outputs * own);
+    Passed passed(places * GROUP);
+    std::vector<float> biases(size_t(s.outputs) * GROUP);
+    lay<false>(s, w, const_cast<float *>(weights), kernels.data());
+    for (int lane = 0; lane < s.lanes; lane += GROUP) {
+        turn<false>(s, w, const_cast<float *>(in) + lane, images.data());
+        std::fill(of_images.begin(), of_images.end(), 0.0f);
+        for (int o = 0; o < s.outputs; o++) {
+            const size_t from = o * places * s.lanes + lane;
+            const int count = list_passed(s, w, gradient + from, which + from, passed, &biases[o * GROUP]);
+            blocks(w, [&](int r, int v, auto rows, auto vectors) {
+                const int at = r * w.row + v * WIDTH;
+                const size_t kernel = o * own + size_t(r) * w.filled() + v * WIDTH;
+                add_to_kernels<rows(), vectors()>(w, passed, count, images.data() + at, &sums[kernel]);
+                if (in_gradient)
+                    add_to_images<rows(), vectors()>(w, passed, count, &kernels[kernel], of_images.data() + at);
+            });
+        }
+        if (in_gradient) turn<true>(s, w, in_gradient + lane, of_images.data());
     }
-    collect(kernels, weight_gradient);
-    collect(biases, bias_gradient);
-    if (!in_gradient) return;
-    if (s.high() % 2)  // pooling leaves out the last row
-        for (int c = 0; c < s.outputs; c++) std::memset(scratch + c * plane + plane - row, 0, sizeof(float) * row);
-    const size_t step = size_t(s.height) * s.width * s.lanes;
-    const std::vector<float> table = arranged(s, weights, false);
-    for (int y = 0; y < s.height; y++)
-        for (int x = 0; x < s.width; x++)
-            for (int c = 0; c < s.inputs; c += TILE)
-                pieces(s.lanes, [&](int lane, auto vectors) {
-                    float *to = in_gradient + c * step + (size_t(y) * s.width + x) * s.lanes + lane;
-                    constant<TILE>(std::min(TILE, s.inputs - c), [&](auto channels) {
-                        input_pixel<channels(), vectors()>(s, scratch + lane, &table[c], y, x, to, step);
-                    });
-                });
+    lay<true>(s, w, weight_gradient, sums.data());
+    for (int o = 0; o < s.outputs; o++) {
+        const float *of_lanes = &biases[size_t(o) * GROUP];
+        bias_gradient[o] = std::accumulate(of_lanes, of_lanes + GROUP, 0.0f);
+    }
 }
 
 // Images of bytes (batch, inputs, height, width) to (inputs, height, width, lanes): padded with black, cut to

@@ -1,21 +1,25 @@
-"""Conv2d, ReLU and MaxPool2d in a row, computed by the compiled kernels in a model that stays as it is.
+"""Conv2d, ReLU and MaxPool2d in a row, and linear layers behind them, by the compiled kernels.
 
-Images lie with the batch innermost, (channels, height, width, lanes), from one such row to the next; for
-PyTorch they are ordinary (B, C, H, W) tensors with unusual strides.
+The model stays as it is. From one layer to the next images and features lie with the batch innermost,
+(channels, height, width, lanes) and (features, lanes); for PyTorch they are ordinary (B, ...) tensors with
+unusual strides.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from simulation.kernels.native.library import Shape, Texts, load_library
+from simulation.kernels.native.library import Linear, Shape, Texts, load_library
 
 __all__ = ["accelerate_rows", "call", "lanes_for"]
 
@@ -24,30 +28,155 @@ LANES = 16
 
 
 def accelerate_rows(model: nn.Module) -> int:
-    """Let the kernels compute the rows in ``model``; parameters, names and hooks stay. How many there are.
+    """Let the kernels compute the rows in ``model``; parameters, names and hooks stay.
+
+    How many layers with parameters that are. What the model uses in more than one place stays as it is.
 
     Raises:
         InvalidConfiguration: no compiler.
     """
-    rows = [row for module in model.modules() if isinstance(module, nn.Sequential) for row in _rows(module)]
-    for convolution, relu, pooling in rows:
+    uses = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+    sequences = [module for module in model.modules() if isinstance(module, nn.Sequential)]
+    blocks = [block for layers in sequences for block in _find_blocks(list(layers), uses)]
+    for block in blocks:
         load_library()
-        convolution.forward = partial(_forward, convolution)  # type: ignore[method-assign]
-        relu.forward = pooling.forward = _unchanged  # type: ignore[method-assign,assignment]
-    return len(rows)
+        block.take_over()
+    return sum(len(block.layers) for block in blocks)
 
 
-def _rows(layers: nn.Sequential) -> list[tuple[nn.Conv2d, nn.ReLU, nn.MaxPool2d]]:
+@dataclass(frozen=True)
+class _Row:
+    """Conv2d, ReLU, MaxPool2d."""
+
+    layer: nn.Conv2d
+
+    def shape(self, given: tuple[int, ...], lanes: int) -> tuple[Shape, tuple[int, ...]]:
+        """For images (C, H, W), and what becomes of them."""
+        channels, height, width = given
+        outputs, inputs, high, wide = self.layer.weight.shape
+        if channels != inputs:
+            raise ValueError(f"{self.layer} got {channels} channels")
+        if height <= high or width <= wide:
+            raise ValueError(f"{self.layer} and pooling leave nothing of images {given}")
+        pooled = (outputs, (height - high + 1) // 2, (width - wide + 1) // 2)
+        return Shape(inputs, height, width, outputs, high, wide, lanes), pooled
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """Linear, and ReLU or not."""
+
+    layer: nn.Linear
+    rectified: bool
+
+    def shape(self, given: tuple[int, ...], lanes: int) -> tuple[Linear, tuple[int, ...]]:
+        """For images (C, H, W) or features (F,), flattened, and what becomes of them."""
+        outputs, inputs = self.layer.weight.shape
+        if torch.Size(given).numel() != inputs:
+            raise ValueError(f"{self.layer} got {torch.Size(given).numel()} features of {given}")
+        return Linear(inputs, outputs, lanes, self.rectified), (outputs,)
+
+
+@dataclass
+class _Block:
+    """Layers one after the other, which the first of their modules computes whole."""
+
+    modules: Sequence[nn.Module]
+    layers: Sequence[_Row | _Linear]
+    computed: bool = False  # by the kernels, in the forward pass that goes on
+    steps: dict[tuple[int, ...], list[tuple[Shape | Linear, tuple[int, ...]]]] = field(default_factory=dict)
+
+    def take_over(self) -> None:
+        first, *others = self.modules
+        first.forward = partial(self._begin, first.forward)
+        for module in others:
+            module.forward = partial(self._go_on, module.forward)
+
+    def _begin(self, forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Where somebody listens at a module, each computes its own part, by PyTorch."""
+        self.computed = not any(_is_heard(module) for module in self.modules)
+        return self._compute(images) if self.computed else forward(images)
+
+    def _go_on(self, forward: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        return values if self.computed else forward(values)
+
+    def _compute(self, images: Tensor) -> Tensor:
+        """What the layers give for (B, C, H, W).
+
+        Raises:
+            TypeError: the images are not float32 on the CPU.
+            ValueError: they are not images of as many channels, or leave nothing to pool.
+        """
+        if (images.dtype, images.device.type) != (torch.float32, "cpu"):
+            raise TypeError(
+                f"the native kernels compute float32 on the CPU, got {images.dtype} on {images.device}"
+            )
+        if images.dim() != 4:
+            raise ValueError(f"{self.modules[0]} got {tuple(images.shape)}, expected (B, C, H, W)")
+        if (shape := tuple(images.shape)) not in self.steps:
+            self.steps[shape] = self._plan(shape)
+        parameters = [p for step in self.layers for p in (step.layer.weight, step.layer.bias)]
+        return cast(Tensor, _Computed.apply(images, self.steps[shape], *parameters))
+
+    def _plan(self, shape: tuple[int, ...]) -> list[tuple[Shape | Linear, tuple[int, ...]]]:
+        """For each layer what the kernels are told, and the sizes of what it gives."""
+        batch, *sizes = shape
+        given, lanes, plan = tuple(sizes), lanes_for(batch), list[tuple[Shape | Linear, tuple[int, ...]]]()
+        for layer in self.layers:
+            told, given = layer.shape(given, lanes)
+            plan.append((told, (*given, lanes)))
+        return plan
+
+
+def _is_heard(module: nn.Module) -> bool:
+    forward = module._forward_hooks or module._forward_pre_hooks
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _find_blocks(modules: list[nn.Module], uses: Counter[nn.Module]) -> list[_Block]:
+    blocks: list[_Block] = []
+    at = 0
+    while at < len(modules):
+        rows = 0
+        while _is_row(modules[at + 3 * rows : at + 3 * rows + 3], uses):
+            rows += 1
+        layers: list[_Row | _Linear] = [_Row(cast(nn.Conv2d, modules[at + 3 * row])) for row in range(rows)]
+        behind = modules[at + 3 * rows :] if rows else []
+        linear = _find_linear(behind, uses)
+        taken = 3 * rows + (1 + sum(1 + layer.rectified for layer in linear) if linear else 0)
+        if rows:
+            blocks.append(_Block(modules[at : at + taken], [*layers, *linear]))
+        at += max(1, taken)
+    return blocks
+
+
+def _is_row(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> bool:
+    if len(modules) < 3 or any(uses[module] > 1 for module in modules):
+        return False
+    first, second, third = modules
+    return (
+        type(first) is nn.Conv2d
+        and type(second) is nn.ReLU
+        and type(third) is nn.MaxPool2d
+        and _is_known(first)
+        and _is_halving(third)
+    )
+
+
+def _find_linear(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> list[_Linear]:
+    """The linear layers behind a Flatten that comes first."""
+    if not modules or type(modules[0]) is not nn.Flatten or uses[modules[0]] > 1:
+        return []
+    if (modules[0].start_dim, modules[0].end_dim) != (1, -1):
+        return []
     found = []
-    for first, second, third in zip(list(layers), list(layers)[1:], list(layers)[2:], strict=False):
-        if (
-            type(first) is nn.Conv2d
-            and type(second) is nn.ReLU
-            and type(third) is nn.MaxPool2d
-            and _is_known(first)
-            and _is_halving(third)
-        ):
-            found.append((first, second, third))
+    for layer, following in pairwise((*modules[1:], nn.Identity())):
+        if type(layer) is nn.Linear:
+            if layer.bias is None or layer.weight.dtype != torch.float32 or uses[layer] > 1:
+                break
+            found.append(_Linear(layer, type(following) is nn.ReLU and uses[following] < 2))
+        elif not (found and found[-1].rectified and type(layer) is nn.ReLU):
+            break
     return found
 
 
@@ -68,72 +197,63 @@ def _is_halving(layer: nn.MaxPool2d) -> bool:
     )
 
 
-def _unchanged(images: Tensor) -> Tensor:
-    return images
-
-
-def _forward(layer: nn.Conv2d, images: Tensor) -> Tensor:
-    """What the row of layers gives for (B, C, H, W).
-
-    Raises:
-        TypeError: the images are not float32 on the CPU.
-        ValueError: they are not images of as many channels, or leave nothing to pool.
-    """
-    if (images.dtype, images.device.type) != (torch.float32, "cpu"):
-        raise TypeError(
-            f"the native kernels compute float32 on the CPU, got {images.dtype} on {images.device}"
-        )
-    height, width = layer.kernel_size
-    if images.dim() != 4 or images.shape[1] != layer.in_channels:
-        raise ValueError(f"{layer} got {tuple(images.shape)}, expected (B, {layer.in_channels}, H, W)")
-    if images.shape[2] <= height or images.shape[3] <= width:
-        raise ValueError(f"{layer} and pooling leave nothing of images {tuple(images.shape)}")
-    return cast(Tensor, _Row.apply(images, layer.weight, layer.bias))
-
-
-class _Row(torch.autograd.Function):
+class _Computed(torch.autograd.Function):
     """ReLU after max-pooling instead of before it: the same values and gradients."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        batch, wanted = len(images), weight.shape
-        lanes = lanes_of(images)
-        channels, height, width, number = lanes.shape
-        shape = Shape(channels, height, width, wanted[0], wanted[2], wanted[3], number)
-        pooled = (wanted[0], (height - wanted[2] + 1) // 2, (width - wanted[3] + 1) // 2, number)
-        out = torch.empty(pooled)
-        which = torch.empty(pooled, dtype=torch.uint8)
-        kernels = weight.contiguous()
-        call(load_library().forward, shape, lanes, kernels, bias.contiguous(), out, which)
-        ctx.save_for_backward(lanes, kernels, which)
-        ctx.shape, ctx.batch = shape, batch
-        return out.permute(3, 0, 1, 2)[:batch]
+    def forward(
+        ctx: Any, images: Tensor, steps: list[tuple[Shape | Linear, tuple[int, ...]]], *parameters: Tensor
+    ) -> Tensor:
+        library, kept = load_library(), list[Tensor]()
+        values = lanes_of(images)
+        for (told, sizes), weight, bias in zip(steps, parameters[::2], parameters[1::2], strict=True):
+            weight, given = weight.contiguous(), values
+            values = torch.empty(sizes)
+            if isinstance(told, Shape):
+                which = torch.empty(sizes, dtype=torch.uint8)
+                call(library.forward, told, given, weight, bias.contiguous(), values, which)
+                kept += given, weight, which
+            else:
+                call(library.linear_forward, told, given, weight, bias.contiguous(), values)
+                kept += given, weight, values
+        ctx.steps, ctx.batch = steps, len(images)
+        ctx.save_for_backward(*kept)
+        return batch_first(values, len(images))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        lanes, kernels, which = ctx.saved_tensors
-        _, height, width, number = lanes.shape
-        outputs, _, kernel_height, kernel_width = kernels.shape
-        of_kernels, of_bias = torch.empty_like(kernels), torch.empty(outputs)
-        of_images = torch.empty_like(lanes) if ctx.needs_input_grad[0] else None
-        rows = 2 if of_images is None else height - kernel_height + 1
-        scratch = torch.empty(outputs, rows, width - kernel_width + 1, number)
-        results = (scratch, of_kernels, of_bias, of_images)
-        call(load_library().backward, ctx.shape, lanes, kernels, lanes_of(gradient), which, *results)
-        images = None if of_images is None else of_images.permute(3, 0, 1, 2)[: ctx.batch]
-        return images, of_kernels, of_bias
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        library, kept = load_library(), ctx.saved_tensors
+        results = list[Tensor]()
+        of_values: Tensor | None = lanes_of(gradient)
+        for number, (told, _) in reversed(list(enumerate(ctx.steps))):
+            given, weight, passed = kept[3 * number : 3 * number + 3]
+            of_weight, of_bias = torch.empty_like(weight), torch.empty(len(weight))
+            of_given = torch.empty_like(given) if number or ctx.needs_input_grad[0] else None
+            made = (of_weight, of_bias, of_given)
+            if isinstance(told, Shape):
+                call(library.backward, told, given, weight, of_values, passed, *made)
+            else:
+                call(library.linear_backward, told, given, weight, passed, of_values, *made)
+            results = [of_weight, of_bias, *results]
+            of_values = of_given
+        return None if of_values is None else batch_first(of_values, ctx.batch), None, *results
 
 
-def lanes_of(images: Tensor) -> Tensor:
-    """(B, C, H, W) as (C, H, W, lanes), contiguous; zeros in the lanes that no image has."""
-    turned = images.permute(1, 2, 3, 0)
-    number = lanes_for(len(images))
-    if number == len(images):
+def lanes_of(values: Tensor) -> Tensor:
+    """(B, ...) as (..., lanes), contiguous; zeros in the lanes that nothing of the batch has."""
+    turned = values.movedim(0, -1)
+    number = lanes_for(len(values))
+    if number == len(values):
         return turned.contiguous()
-    lanes = torch.zeros(*turned.shape[:3], number)
-    lanes[..., : len(images)] = turned
+    lanes = torch.zeros(*turned.shape[:-1], number)
+    lanes[..., : len(values)] = turned
     return lanes
+
+
+def batch_first(values: Tensor, batch: int) -> Tensor:
+    """(..., lanes) as (B, ...), without the lanes beyond the batch; the memory stays as it is."""
+    return values.movedim(-1, 0)[:batch]
 
 
 def lanes_for(batch: int) -> int:
@@ -141,6 +261,8 @@ def lanes_for(batch: int) -> int:
     return batch + -batch % LANES
 
 
-def call(function: Callable[..., None], shape: Shape | Texts, *arguments: Tensor | int | None) -> None:
+def call(
+    function: Callable[..., None], shape: Shape | Linear | Texts, *arguments: Tensor | int | None
+) -> None:
     """With the addresses of tensors, which live as long as the call; they have to be contiguous."""
     function(ctypes.byref(shape), *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))

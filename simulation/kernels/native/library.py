@@ -15,10 +15,10 @@ from pathlib import Path
 from shared.problems import InvalidConfiguration
 from shared.versions import processor_flags
 
-__all__ = ["Shape", "Texts", "load_library"]
+__all__ = ["Linear", "Shape", "Texts", "load_library"]
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "images.cpp", HERE / "texts.cpp")
+SOURCES = (HERE / "images.cpp", HERE / "linear.cpp", HERE / "texts.cpp")
 HEADERS = (HERE / "registers.hpp",)
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-trapping-math", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
@@ -33,6 +33,12 @@ class Shape(ctypes.Structure):
     )
 
 
+class Linear(ctypes.Structure):
+    """Of a linear layer: features that come in and go out, the number of lanes, and whether ReLU follows."""
+
+    _fields_ = tuple((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "rectified"))
+
+
 class Texts(ctypes.Structure):
     """Of one pass over texts: tokens that come in, the padding's number, sizes of the convolution."""
 
@@ -43,7 +49,7 @@ class Texts(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """What ``images.cpp`` and ``texts.cpp`` export; the functions take addresses and check nothing.
+    """What the sources export; the functions take addresses and check nothing.
 
     Raises:
         InvalidConfiguration: no compiler, or it refuses the source; says what it said.
@@ -55,9 +61,12 @@ def load_library() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     shape = ctypes.POINTER(Shape)
     loaded.forward.argtypes, loaded.forward.restype = [shape, *[pointer] * 5], None
-    loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 8], None
+    loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 7], None
     numbers = [ctypes.c_int] * 2
     loaded.prepare.argtypes, loaded.prepare.restype = [shape, pointer, *numbers, *[pointer] * 6], None
+    linear = ctypes.POINTER(Linear)
+    loaded.linear_forward.argtypes, loaded.linear_forward.restype = [linear, *[pointer] * 4], None
+    loaded.linear_backward.argtypes, loaded.linear_backward.restype = [linear, *[pointer] * 7], None
     texts = ctypes.POINTER(Texts)
     loaded.maxima_forward.argtypes, loaded.maxima_forward.restype = [texts, *[pointer] * 6], None
     loaded.maxima_backward.argtypes, loaded.maxima_backward.restype = [texts, *[pointer] * 8], None

@@ -42,6 +42,17 @@ inline Vector held(const float *from) {
 }
 inline Vector all(float value) { return value - Vector{}; }
 
+// How many sums are held at once: with the operands they fill the registers, so that the multiplications, not
+// the loads, are what takes the time.
+constexpr int TILE = 6;  // channels, or rows of a matrix
+constexpr int PIECE = REGISTERS == 32 ? 4 : 2;  // vectors of lanes, or of columns, for each row of the tile
+
+// Calls body(lane, constant number of vectors) for pieces of the lanes: PIECE vectors, then half as many ...
+template <int LARGEST = PIECE, class Body> inline void pieces(int lanes, Body body, int lane = 0) {
+    for (; lane + LARGEST * WIDTH <= lanes; lane += LARGEST * WIDTH) body(lane, std::integral_constant<int, LARGEST>{});
+    if constexpr (LARGEST > 1) pieces<LARGEST / 2>(lanes, body, lane);
+}
+
 // Calls body with the constant that `count` is, from 1 to LARGEST.
 template <int LARGEST, class Body> inline void constant(int count, Body body) {
     if constexpr (LARGEST >= 1) {
