@@ -93,7 +93,7 @@ class WorkbenchSpec:
             )
         algorithm = load_algorithm(config.algorithm)
         workbench = Workbench(config, task, algorithm, splits, config.partition, device)
-        use_kernels(self.kernels, workbench.model, task)
+        workbench.gradients = use_kernels(self.kernels, workbench.model, task)
         return workbench
 
 

@@ -22,7 +22,7 @@ from shared.seeds import derive, torch_generator
 from shared.training.batches import batches, check_batches, epochs_of, planned_steps, smallest_batch
 from shared.training.evaluation import EVALUATION_BATCH
 from shared.training.local_round import LOCAL_BUFFERS, Diverged, LocalResult, local_result, local_round
-from shared.training.optimizers import find_loss, make_optimizer
+from shared.training.optimizers import find_loss, is_cross_entropy, make_optimizer
 from shared.training.sgd import SGD
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL_BUFFERS",
     "Diverged",
+    "Gradients",
     "LocalResult",
     "Precision",
     "Stopped",
@@ -42,6 +43,12 @@ __all__ = [
 ]
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+Gradients = Callable[[Tensor, Tensor], float | None]
+"""Fills the gradients of a model's parameters with those of a batch's mean cross-entropy, and returns that.
+
+The batch are prepared inputs (B, ...) and labels (B,). None: autograd has to, and nothing was filled.
+"""
 
 LOSS_EVERY = 32
 """Steps between two looks at the loss: each look waits for the accelerator."""
@@ -84,13 +91,15 @@ def train(
     on_progress: Callable[[TrainProgress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     private: PrivateRound | None = None,
+    gradients: Gradients | None = None,
 ) -> LocalResult:
     """Train ``model`` (overwritten by ``start``) on ``examples`` for one round.
 
     ``start`` holds every tensor of the manifest, ``received`` and ``kept`` the algorithm's groups
     (a missing group is zero); with ``keep-local`` buffers, ``kept[LOCAL_BUFFERS]`` and the result's
     ``kept[LOCAL_BUFFERS]`` carry the client's own. ``seed`` is the run's; ``clock`` gives seconds.
-    ``private``: by DP-SGD, with samples and noise of its key in place of the run's batches.
+    ``private``: by DP-SGD, with samples and noise of its key in place of the run's batches. ``gradients``:
+    what makes a batch's in place of autograd, while the loss is the cross-entropy and nothing else.
 
     Raises:
         Stopped: ``should_stop`` (asked before every batch) said so.
@@ -114,6 +123,8 @@ def train(
     )
     loss = find_loss(task, local, examples, device)
     loop = _Loop(task, algorithm, state, local, device, precision, loss)
+    if is_cross_entropy(task, local) and type(algorithm).extra_loss is Algorithm.extra_loss:
+        loop.gradients = gradients
     smallest = smallest_batch(model)
     check_batches(local, len(examples), smallest)
     if not algorithm.trains(round):
@@ -166,6 +177,7 @@ class _Loop:
         self.optimizer = make_optimizer(self.parameters, local, scaled=self.scaler.is_enabled())
         self.look_every = 1 if device.type == "cpu" else LOSS_EVERY
         self.mean_loss: float | None = None
+        self.gradients: Gradients | None = None
         self._sum = torch.zeros((), device=device)
         self._private: PrivateGradients | None = None
 
@@ -191,7 +203,7 @@ class _Loop:
         if self._private is not None:
             lost = self._private.fill(inputs, batch.targets)
             self._sum += 0 if lost is None else lost
-        else:
+        elif not self._fill_at_once(inputs, batch.targets):
             torch.autograd.backward(self.scaler.scale(self._objective(inputs, batch.targets)))
             if isinstance(self.optimizer, torch.optim.Optimizer):
                 self.scaler.unscale_(self.optimizer)
@@ -207,6 +219,15 @@ class _Loop:
         self.mean_loss = self._sum.item() / step
         if not math.isfinite(self.mean_loss):
             raise Diverged(f"The loss is {self.mean_loss} at {where}.")
+
+    def _fill_at_once(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Without autograd, where that is possible."""
+        if self.gradients is None or self.dtype is not None:
+            return False
+        loss = self.gradients(inputs, targets)
+        if loss is not None:
+            self._sum += loss
+        return loss is not None
 
     def _objective(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shared.data import Examples
     from shared.tasks.base import Task
 
-__all__ = ["check_local", "find_loss", "make_optimizer"]
+__all__ = ["check_local", "find_loss", "is_cross_entropy", "make_optimizer"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -75,6 +75,14 @@ def _find_weights(task: Task, given: str | tuple[float, ...], examples: Examples
     present = counts > 0
     balanced = counts.sum() / (present.sum() * counts.clamp(min=1))
     return torch.where(present, balanced, 1.0).float()
+
+
+def is_cross_entropy(task: Task, local: LocalTraining) -> bool:
+    """Whether the loss is the plain cross-entropy of the classes, all of them alike."""
+    from shared.tasks.base import Task
+
+    own = local.loss is not None or local.class_weights is not None
+    return not own and type(task).loss is Task.loss and task.outputs == len(task.classes)
 
 
 def check_local(task: Task, local: LocalTraining) -> None:

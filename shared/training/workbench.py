@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shared.data import Examples
     from shared.data.partition import Share
     from shared.tasks.base import Split, Task
-    from shared.training import LocalResult, Precision, TrainProgress
+    from shared.training import Gradients, LocalResult, Precision, TrainProgress
     from shared.training.private import PrivateRound
 
 __all__ = ["ClientTask", "Inputs", "Workbench"]
@@ -84,7 +84,8 @@ class Workbench:
     """Trains and scores; the model's values are overwritten at every use.
 
     ``load`` gives a split of the data, whole; ``partition`` says how the training set is dealt to clients
-    (None: all of it is this process's own). ``device`` is where models and examples are in use.
+    (None: all of it is this process's own). ``device`` is where models and examples are in use, ``gradients``
+    (None: autograd) what makes those of a batch where it can.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Workbench:
         self._load = load
         self._precision = precision
         self._parts: dict[int | None, Examples] = {}
+        self.gradients: Gradients | None = None
         self._has_tried_measuring = config.calibration is None
 
     @property
@@ -265,6 +267,7 @@ class Workbench:
                 on_progress=on_progress,
                 should_stop=should_stop,
                 private=private,
+                gradients=self.gradients,
             )
             if self._form is not None and not self.config.calibrates(task.round):
                 result = pack_result(result, inputs.start, inputs.kept, self._form)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from shared import wire
 from shared.config import RunConfig
+from shared.models.simple_cnn import SimpleCNN
 from shared.problems import InvalidConfiguration
 from shared.tasks.base import NoOptions, Task
 from shared.tasks.cifar10 import CIFAR10
@@ -25,6 +28,7 @@ from simulation.jobs import WorkbenchSpec
 from simulation.kernels import KernelsName
 from simulation.kernels.native import accelerate, library
 from simulation.kernels.native.images import accelerate_images
+from simulation.kernels.native.layers import accelerate_rows
 from simulation.run import simulate
 from tests.helpers.pictures import Pictures
 
@@ -44,6 +48,11 @@ def gradients(layers: nn.Module, images: Tensor, wanted: Tensor) -> list[Tensor]
     return [out.detach(), *(p.grad for p in (images, *layers.parameters()) if p.grad is not None)]
 
 
+def accelerated(layers: nn.Module) -> int:
+    """How many layers with parameters the kernels compute."""
+    return sum(len(block.layers) for block in accelerate_rows(layers))
+
+
 @given(
     batch=st.integers(1, 150),
     inputs=st.integers(1, 9),
@@ -59,7 +68,7 @@ def test_a_row_and_its_gradients(
     torch.manual_seed(seed)
     ours, plain = row(inputs, outputs, kernel), row(inputs, outputs, kernel)
     plain.load_state_dict(ours.state_dict())
-    assert accelerate(ours) == 1
+    assert accelerated(ours) == 1
     images = torch.randn(batch, inputs, kernel[0] + spare[0], kernel[1] + spare[1])
     wanted = torch.randn_like(plain(images))
     for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
@@ -70,11 +79,146 @@ def test_two_rows_one_after_the_other_of_unusual_strides() -> None:
     torch.manual_seed(0)
     ours, plain = (nn.Sequential(*row(3, 6, (5, 5)), *row(6, 16, (5, 5)), nn.Flatten()) for _ in range(2))
     plain.load_state_dict(ours.state_dict())
-    assert accelerate(ours) == 2
+    assert accelerated(ours) == 2
     images = torch.randn(10, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     wanted = torch.randn(10, 400)
     for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    batch=st.integers(1, 100),
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    last=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None)
+def test_linear_layers_behind_a_row(batch: int, sizes: list[int], last: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+
+    def network() -> nn.Sequential:
+        layers: list[nn.Module] = [*row(2, 3, (3, 2)), nn.Flatten()]
+        for before, after in pairwise([3 * 2 * 3, *sizes]):
+            layers += nn.Linear(before, after), nn.ReLU()
+        return nn.Sequential(*(layers if last else layers[:-1]))
+
+    ours, plain = network(), network()
+    plain.load_state_dict(ours.state_dict())
+    assert accelerated(ours) == 1 + len(sizes)
+    images, wanted = torch.randn(batch, 2, 6, 7), torch.randn(batch, sizes[-1])
+    for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.abs().max())))
+
+
+def test_who_listens_at_a_layer_hears_what_it_gets() -> None:
+    torch.manual_seed(0)
+    ours, plain = SimpleCNN(10, (1, 28, 28)), SimpleCNN(10, (1, 28, 28))
+    plain.load_state_dict(ours.state_dict())
+    network = accelerate(ours)
+    images, heard = torch.randn(5, 1, 28, 28), list[Tensor]()
+    expected = [cast(nn.Sequential, plain.features)[:7](images), plain(images)]
+    inner = cast(nn.Sequential, ours.features)[7]
+    handle = inner.register_forward_pre_hook(lambda module, given: heard.append(given[0]))
+    torch.testing.assert_close([ours(images), heard[0]], expected[::-1])
+    assert network is not None
+    assert network(images, torch.arange(5)) is None
+    handle.remove()
+    torch.testing.assert_close(ours(images), expected[1])
+    assert network(images, torch.arange(5)) is not None
+    assert len(heard) == 1
+
+
+def test_a_layer_in_two_places_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    relu, linear = nn.ReLU(), nn.Linear(4, 4)
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(
+            *row(1, 2, (3, 3)), nn.Conv2d(2, 1, 2), relu, nn.MaxPool2d(2), nn.Flatten(), linear, linear, relu
+        )
+
+    ours, plain = network(), network()
+    plain.load_state_dict(ours.state_dict())
+    assert accelerated(ours) == 1
+    images = torch.randn(3, 1, 12, 12)
+    torch.testing.assert_close(ours(images), plain(images))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("batch", [1, 16, 50, 64])
+def test_all_gradients_of_a_network_at_once(shape: tuple[int, ...], batch: int) -> None:
+    torch.manual_seed(batch)
+    ours, plain = SimpleCNN(10, shape), SimpleCNN(10, shape)
+    network = accelerate(ours)
+    assert network is not None
+    for _ in range(2):  # in the memory that is there the second time
+        plain.load_state_dict({name: torch.randn_like(p) * 0.1 for name, p in plain.named_parameters()})
+        ours.load_state_dict(plain.state_dict())
+        images, labels = torch.randn(batch, *shape), torch.randint(0, 10, (batch,))
+        loss = nn.functional.cross_entropy(plain(images), labels)
+        plain.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert network(images, labels) == pytest.approx(loss.item(), rel=1e-5)
+        for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_no_number_is_no_loss() -> None:
+    ours = SimpleCNN(10, (1, 28, 28))
+    network = accelerate(ours)
+    images = torch.randn(20, 1, 28, 28)
+    images[3, 0, 5, 5] = torch.nan
+    assert network is not None
+    assert math.isnan(network(images, torch.zeros(20, dtype=torch.int64)) or 0.0)
+
+
+def test_what_autograd_has_to_do() -> None:
+    images, labels = torch.randn(4, 1, 28, 28), torch.arange(4)
+    ours = SimpleCNN(10, (1, 28, 28))
+    network = accelerate(ours)
+    assert network is not None
+    refused = [(images.double(), labels), (images[0], labels), (images, labels.int()), (images, labels[:3])]
+    refused += [(images, labels + 7), (images, labels - 1), (images[:0], labels[:0])]
+    assert [network(*given) for given in refused] == [None] * len(refused)
+    cast(nn.Linear, ours.classifier).bias.requires_grad_(False)
+    assert network(images, labels) is None
+    assert all(parameter.grad is None for parameter in ours.parameters())
+
+
+class Weighed(Pictures):
+    """Has a loss of its own."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().loss(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"algorithm": "scaffold"}, True),
+        ({"algorithm": "moon"}, False),
+        ({"local": {"steps": 2, "batch_size": 8, "class_weights": "balanced"}}, False),
+        ({"task": "tests.simulation.test_native:Weighed"}, False),
+    ],
+)
+def test_at_once_where_the_loss_is_the_cross_entropy(
+    changes: dict[str, Any], expected: bool, tmp_path: Path
+) -> None:
+    given = config(**{"local": {"steps": 2, "batch_size": 8}} | changes)
+    workbench = WorkbenchSpec.of(given, kernels="native").build()
+    network, losses = workbench.gradients, list[float | None]()
+    assert network is not None
+
+    def listen(inputs: Tensor, targets: Tensor) -> float | None:
+        losses.append(network(inputs, targets))
+        return losses[-1]
+
+    workbench.gradients = listen
+    for _ in Federation(given, workbench, tmp_path).train_rounds(InProcess(workbench)):
+        pass
+    assert len(losses) == (2 * 2 * workbench.clients if expected else 0)
+    assert all(loss is not None for loss in losses)
 
 
 def test_equal_input_gives_equal_bits() -> None:

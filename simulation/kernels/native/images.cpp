@@ -10,6 +10,7 @@
 #include <numeric>
 #include <vector>
 
+#include "layers.hpp"
 #include "registers.hpp"
 
 namespace {
@@ -18,14 +19,6 @@ constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // registers of a window going 
 constexpr int TALL = 5;
 constexpr int BLOCK = 4;  // and of each row this many
 constexpr int GROUP = 8;  // images going backward together, so few that the nearest cache holds them
-
-struct Shape {
-    int inputs, height, width;  // what comes in
-    int outputs, kernel_height, kernel_width;
-    int lanes;
-    int high() const { return height - kernel_height + 1; }  // what the convolution gives, before pooling
-    int wide() const { return width - kernel_width + 1; }
-};
 
 // ---------------------------------------------------------------- forward
 
@@ -239,7 +232,7 @@ std::vector<float> outputs_last(const Shape &s, const float *weights) {
 extern "C" {
 
 // out and which: (outputs, high / 2, wide / 2, lanes), rounded down.
-void forward(const Shape *shape, const float *in, const float *weights, const float *bias, float *out,
+void row_forward(const Shape *shape, const float *in, const float *weights, const float *bias, float *out,
              uint8_t *which) {
     const Shape &s = *shape;
     const int pooled_high = s.high() / 2, pooled_wide = s.wide() / 2;
@@ -258,7 +251,7 @@ void forward(const Shape *shape, const float *in, const float *weights, const fl
 }
 
 // gradient as out above. in_gradient may be null: not wanted.
-void backward(const Shape *shape, const float *in, const float *weights, const float *gradient,
+void row_backward(const Shape *shape, const float *in, const float *weights, const float *gradient,
               const uint8_t *which, float *weight_gradient, float *bias_gradient, float *in_gradient) {
     const Shape &s = *shape;
     const Windows w(s);

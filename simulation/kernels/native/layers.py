@@ -21,16 +21,17 @@ from torch.autograd.function import once_differentiable
 
 from simulation.kernels.native.library import Linear, Shape, Texts, load_library
 
-__all__ = ["accelerate_rows", "call", "lanes_for"]
+__all__ = ["Block", "LinearLayer", "Row", "accelerate_rows", "call", "is_heard", "lanes_for", "lanes_of"]
 
 LANES = 16
 """Batches are filled up to a multiple of so many with zeros."""
 
 
-def accelerate_rows(model: nn.Module) -> int:
+def accelerate_rows(model: nn.Module) -> list[Block]:
     """Let the kernels compute the rows in ``model``; parameters, names and hooks stay.
 
-    How many layers with parameters that are. What the model uses in more than one place stays as it is.
+    Returned are those that follow one another, together. What the model uses in more than one place stays as
+    it is.
 
     Raises:
         InvalidConfiguration: no compiler.
@@ -41,14 +42,23 @@ def accelerate_rows(model: nn.Module) -> int:
     for block in blocks:
         load_library()
         block.take_over()
-    return sum(len(block.layers) for block in blocks)
+    return blocks
 
 
 @dataclass(frozen=True)
-class _Row:
-    """Conv2d, ReLU, MaxPool2d."""
+class Step:
+    """A layer and what follows it."""
 
-    layer: nn.Conv2d
+    layer: nn.Conv2d | nn.Linear
+
+    def parameters(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """Weights and bias, as they are now."""
+        return cast(tuple[nn.Parameter, nn.Parameter], (self.layer.weight, self.layer.bias))
+
+
+@dataclass(frozen=True)
+class Row(Step):
+    """Conv2d, ReLU, MaxPool2d."""
 
     def shape(self, given: tuple[int, ...], lanes: int) -> tuple[Shape, tuple[int, ...]]:
         """For images (C, H, W), and what becomes of them."""
@@ -63,10 +73,9 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Linear:
+class LinearLayer(Step):
     """Linear, and ReLU or not."""
 
-    layer: nn.Linear
     rectified: bool
 
     def shape(self, given: tuple[int, ...], lanes: int) -> tuple[Linear, tuple[int, ...]]:
@@ -78,11 +87,11 @@ class _Linear:
 
 
 @dataclass
-class _Block:
+class Block:
     """Layers one after the other, which the first of their modules computes whole."""
 
     modules: Sequence[nn.Module]
-    layers: Sequence[_Row | _Linear]
+    layers: Sequence[Row | LinearLayer]
     computed: bool = False  # by the kernels, in the forward pass that goes on
     steps: dict[tuple[int, ...], list[tuple[Shape | Linear, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -94,7 +103,7 @@ class _Block:
 
     def _begin(self, forward: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Where somebody listens at a module, each computes its own part, by PyTorch."""
-        self.computed = not any(_is_heard(module) for module in self.modules)
+        self.computed = not any(is_heard(module) for module in self.modules)
         return self._compute(images) if self.computed else forward(images)
 
     def _go_on(self, forward: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
@@ -114,11 +123,11 @@ class _Block:
         if images.dim() != 4:
             raise ValueError(f"{self.modules[0]} got {tuple(images.shape)}, expected (B, C, H, W)")
         if (shape := tuple(images.shape)) not in self.steps:
-            self.steps[shape] = self._plan(shape)
-        parameters = [p for step in self.layers for p in (step.layer.weight, step.layer.bias)]
+            self.steps[shape] = self.plan(shape)
+        parameters = [p for step in self.layers for p in step.parameters()]
         return cast(Tensor, _Computed.apply(images, self.steps[shape], *parameters))
 
-    def _plan(self, shape: tuple[int, ...]) -> list[tuple[Shape | Linear, tuple[int, ...]]]:
+    def plan(self, shape: tuple[int, ...]) -> list[tuple[Shape | Linear, tuple[int, ...]]]:
         """For each layer what the kernels are told, and the sizes of what it gives."""
         batch, *sizes = shape
         given, lanes, plan = tuple(sizes), lanes_for(batch), list[tuple[Shape | Linear, tuple[int, ...]]]()
@@ -128,24 +137,24 @@ class _Block:
         return plan
 
 
-def _is_heard(module: nn.Module) -> bool:
+def is_heard(module: nn.Module) -> bool:
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
-def _find_blocks(modules: list[nn.Module], uses: Counter[nn.Module]) -> list[_Block]:
-    blocks: list[_Block] = []
+def _find_blocks(modules: list[nn.Module], uses: Counter[nn.Module]) -> list[Block]:
+    blocks: list[Block] = []
     at = 0
     while at < len(modules):
         rows = 0
         while _is_row(modules[at + 3 * rows : at + 3 * rows + 3], uses):
             rows += 1
-        layers: list[_Row | _Linear] = [_Row(cast(nn.Conv2d, modules[at + 3 * row])) for row in range(rows)]
+        layers: list[Row | LinearLayer] = [Row(cast(nn.Conv2d, modules[at + 3 * row])) for row in range(rows)]
         behind = modules[at + 3 * rows :] if rows else []
         linear = _find_linear(behind, uses)
         taken = 3 * rows + (1 + sum(1 + layer.rectified for layer in linear) if linear else 0)
         if rows:
-            blocks.append(_Block(modules[at : at + taken], [*layers, *linear]))
+            blocks.append(Block(modules[at : at + taken], [*layers, *linear]))
         at += max(1, taken)
     return blocks
 
@@ -163,7 +172,7 @@ def _is_row(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> bool:
     )
 
 
-def _find_linear(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> list[_Linear]:
+def _find_linear(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> list[LinearLayer]:
     """The linear layers behind a Flatten that comes first."""
     if not modules or type(modules[0]) is not nn.Flatten or uses[modules[0]] > 1:
         return []
@@ -174,7 +183,7 @@ def _find_linear(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> list
         if type(layer) is nn.Linear:
             if layer.bias is None or layer.weight.dtype != torch.float32 or uses[layer] > 1:
                 break
-            found.append(_Linear(layer, type(following) is nn.ReLU and uses[following] < 2))
+            found.append(LinearLayer(layer, type(following) is nn.ReLU and uses[following] < 2))
         elif not (found and found[-1].rectified and type(layer) is nn.ReLU):
             break
     return found
@@ -211,7 +220,7 @@ class _Computed(torch.autograd.Function):
             values = torch.empty(sizes)
             if isinstance(told, Shape):
                 which = torch.empty(sizes, dtype=torch.uint8)
-                call(library.forward, told, given, weight, bias.contiguous(), values, which)
+                call(library.row_forward, told, given, weight, bias.contiguous(), values, which)
                 kept += given, weight, which
             else:
                 call(library.linear_forward, told, given, weight, bias.contiguous(), values)
@@ -232,7 +241,7 @@ class _Computed(torch.autograd.Function):
             of_given = torch.empty_like(given) if number or ctx.needs_input_grad[0] else None
             made = (of_weight, of_bias, of_given)
             if isinstance(told, Shape):
-                call(library.backward, told, given, weight, of_values, passed, *made)
+                call(library.row_backward, told, given, weight, of_values, passed, *made)
             else:
                 call(library.linear_backward, told, given, weight, passed, of_values, *made)
             results = [of_weight, of_bias, *results]

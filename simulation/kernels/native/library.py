@@ -15,11 +15,11 @@ from pathlib import Path
 from shared.problems import InvalidConfiguration
 from shared.versions import processor_flags
 
-__all__ = ["Linear", "Shape", "Texts", "load_library"]
+__all__ = ["Layer", "Linear", "Shape", "Texts", "load_library"]
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "images.cpp", HERE / "linear.cpp", HERE / "texts.cpp")
-HEADERS = (HERE / "registers.hpp",)
+SOURCES = tuple(HERE / f"{name}.cpp" for name in ("images", "linear", "network", "texts"))
+HEADERS = (HERE / "layers.hpp", HERE / "registers.hpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-trapping-math", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -37,6 +37,20 @@ class Linear(ctypes.Structure):
     """Of a linear layer: features that come in and go out, the number of lanes, and whether ReLU follows."""
 
     _fields_ = tuple((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "rectified"))
+
+
+class Layer(ctypes.Structure):
+    """One layer of a whole network: its sizes, its parameters, and where results go."""
+
+    _fields_ = (
+        ("is_row", ctypes.c_int),
+        ("row", Shape),
+        ("linear", Linear),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("weights", "bias", "out", "which", "of_weights", "of_bias", "of_given")
+        ),
+    )
 
 
 class Texts(ctypes.Structure):
@@ -60,13 +74,16 @@ def load_library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(kept))
     pointer = ctypes.c_void_p
     shape = ctypes.POINTER(Shape)
-    loaded.forward.argtypes, loaded.forward.restype = [shape, *[pointer] * 5], None
-    loaded.backward.argtypes, loaded.backward.restype = [shape, *[pointer] * 7], None
+    loaded.row_forward.argtypes, loaded.row_forward.restype = [shape, *[pointer] * 5], None
+    loaded.row_backward.argtypes, loaded.row_backward.restype = [shape, *[pointer] * 7], None
     numbers = [ctypes.c_int] * 2
     loaded.prepare.argtypes, loaded.prepare.restype = [shape, pointer, *numbers, *[pointer] * 6], None
     linear = ctypes.POINTER(Linear)
     loaded.linear_forward.argtypes, loaded.linear_forward.restype = [linear, *[pointer] * 4], None
     loaded.linear_backward.argtypes, loaded.linear_backward.restype = [linear, *[pointer] * 7], None
+    layers, number = ctypes.POINTER(Layer), ctypes.c_int
+    loaded.fill_gradients.argtypes = [layers, number, pointer, number, pointer]
+    loaded.fill_gradients.restype = ctypes.c_double
     texts = ctypes.POINTER(Texts)
     loaded.maxima_forward.argtypes, loaded.maxima_forward.restype = [texts, *[pointer] * 6], None
     loaded.maxima_backward.argtypes, loaded.maxima_backward.restype = [texts, *[pointer] * 8], None

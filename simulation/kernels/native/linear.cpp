@@ -8,14 +8,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "layers.hpp"
 #include "registers.hpp"
 
 namespace {
-
-struct Linear {
-    int inputs, outputs, lanes;
-    int rectified;  // whether a ReLU follows
-};
 
 // Numbers (rows, terms), so far apart in memory.
 struct Numbers {
