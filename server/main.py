@@ -151,7 +151,8 @@ def _make_folder(folder: Path) -> None:
 def _check_tls(settings: Settings) -> None:
     for name, path in (("tls_certificate", settings.tls_certificate), ("tls_key", settings.tls_key)):
         if path is not None and not path.is_file():
-            raise InvalidConfiguration(f"{name}: there is no file {path}")
+            what = f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}"
+            raise InvalidConfiguration(f"{name}: {what}")
     if settings.tls_certificate is None or settings.tls_key is None:
         return
     _check_pem("tls_certificate", settings.tls_certificate, "CERTIFICATE")

@@ -269,15 +269,19 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key are given together or not at all")
+            raise ValueError("FEDDISCO_TLS_CERTIFICATE and FEDDISCO_TLS_KEY are given together or not at all")
         if self.self_signed and self.tls_certificate is not None:
-            raise ValueError("self_signed and tls_certificate contradict each other: set one of them")
+            raise ValueError(
+                "FEDDISCO_SELF_SIGNED and FEDDISCO_TLS_CERTIFICATE contradict each other: set one"
+            )
         return self
 
     @model_validator(mode="after")
     def _bucket(self) -> Self:
         if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
-            raise ValueError("s3_access_key_id and s3_secret_access_key are given together or not at all")
+            raise ValueError(
+                "FEDDISCO_S3_ACCESS_KEY_ID and FEDDISCO_S3_SECRET_ACCESS_KEY are given together or not at all"
+            )
         in_clear = self.s3_endpoint is not None and self.s3_endpoint.startswith("http:")
         if (
             in_clear

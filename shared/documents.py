@@ -31,7 +31,7 @@ def parse_yaml(text: str, where: object) -> Any:
         place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         is_tab = "'\\t'" in (error.problem or "")
         raise InvalidConfiguration(
-            f"{where} is not YAML{place}: {error.problem}.",
+            f"{where} is {'unclear' if isinstance(error, _Unclear) else 'not YAML'}{place}: {error.problem}.",
             hint="Indent with spaces; YAML takes no tabs." if is_tab else "",
         ) from None
     except yaml.YAMLError as error:
@@ -77,6 +77,10 @@ class _Twice(Exception):
         self.key, self.first, self.second = key, first, second
 
 
+class _Unclear(yaml.MarkedYAMLError):
+    """Read, but hardly as it was meant."""
+
+
 class _Loader(yaml.SafeLoader):
     """Looks at keys before merges (``<<``) are carried out, which override on purpose."""
 
@@ -98,12 +102,28 @@ class _Loader(yaml.SafeLoader):
         """
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
-        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _LONGEST_NUMBER:
+        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if is_number and len(node.value) > _LONGEST_NUMBER:
             raise _find_fault(node, f"a number of {len(node.value)} characters")
+        if is_number and (meaning := _find_other_base(node.value)):
+            hint = f"write '{node.value}' in quotes for text, or a plain number"
+            raise _Unclear(None, None, f"{node.value} is {meaning} to YAML: {hint}", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
             raise _find_fault(node, f"{node.value!r:.80} cannot be read as a value") from None
+
+
+def _find_other_base(number: str) -> str:
+    """How YAML 1.1 reads what looks like a plain number or a time; empty for a plain number.
+
+    >>> _find_other_base("0100"), _find_other_base("1:30"), _find_other_base("0.5"), _find_other_base("0x1F")
+    ('octal', 'of base 60', '', '')
+    """
+    digits = number.lstrip("+-").replace("_", "")
+    if ":" in digits:
+        return "of base 60"
+    return "octal" if len(digits) > 1 and digits.isdigit() and digits[0] == "0" else ""
 
 
 def _find_fault(node: yaml.ScalarNode, problem: str) -> yaml.MarkedYAMLError:

@@ -318,13 +318,23 @@ def translated(engine: sa.Engine) -> Iterator[None]:
         ) from error
 
 
-_ADVICE = {  # SQLite's words
+_ADVICE = {  # SQLite's words, then PostgreSQL's
     "is full": "The disk is full: free space or move the database to a larger disk.",
     "readonly": "Make the file and its folder writable for this process's user.",
     "unable to open": "Create its folder, or mount the volume that it is on.",
     "disk I/O error": "Look at the disk and at the system's log.",
     "malformed": "The file is damaged: restore a backup (docs/operations.md), and check the disk.",
     "not a database": "The file is damaged, or another program's: restore a backup, or choose another file.",
+    "authentication failed": "Check user and password in the database URL (`@` and `/` in them as %40, %2F).",
+    "no password supplied": "Write the password into the database URL: postgresql://USER:PASSWORD@HOST/DATABASE.",
+    "no pg_hba.conf entry": "Its pg_hba.conf has to let this user in from here.",
+    "does not exist": "Create it first (createdb, createuser), or correct the database URL.",
+    "resolve host": "Check the host in the database URL.",
+    "Connection refused": "Check that it runs, and host and port in the database URL.",
+    "SSL": "Check sslmode in the database URL, and the server's certificate.",
+    "too many clients": "Raise its max_connections, or let fewer programs connect.",
+    "remaining connection slots": "Raise its max_connections, or let fewer programs connect.",
+    "No space left": "The disk is full: free space or move the database to a larger disk.",
 }
 _ANY_ADVICE = "Check that it runs, that its address is right and that the disk has room; then try again."
 

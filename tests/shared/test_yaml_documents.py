@@ -38,12 +38,24 @@ def test_d8_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path: Path)
         ("a: !!float ''", "'' cannot be read"),
         ("rounds: " + "9" * 5000, r"line 1, column 9\): a number of 5000 characters"),
         ("rounds: 0x" + "f" * 5000, "a number of 5002 characters"),
+        (
+            "a: 1\nmost_rounds: 0100",
+            r"here is unclear \(line 2, column 14\): 0100 is octal to YAML: write '0100'",
+        ),
+        ("classes: [001, 002]", "001 is octal"),
+        ("wait: 1:30", "1:30 is of base 60 to YAML"),
+        ("wait: -1:30.5", "of base 60"),
         ("[" * 3000, "in one another too deeply"),
     ],
 )
 def test_other_documents_that_are_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         parse_yaml(text, "here")
+
+
+def test_plain_numbers_stay_numbers() -> None:
+    text = "[0, -0, 10, 3_000, 0x1F, 0.5, 012.5, '0100', '1:30', 08]"
+    assert parse_yaml(text, "here") == [0, 0, 10, 3000, 31, 0.5, 12.5, "0100", "1:30", "08"]
 
 
 def test_keys_that_only_look_alike_are_fine() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 import trustme
 
 from server.blobs.disk import MARK
@@ -102,7 +103,30 @@ def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureF
     url = "postgresql://somebody:secret-word@127.0.0.1:1/nowhere"
     said = refusal(settings_for(url, tmp_path), capsys)
     assert "does not answer" in said
+    assert said.endswith("Check that it runs, and host and port in the database URL.\n")
     assert "secret-word" not in said
+
+
+def test_a_postgresql_database_that_is_not_there(
+    postgres: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = sa.make_url(postgres.empty())
+    try:
+        url = there.set(database="nowhere").render_as_string(hide_password=False)
+        said = refusal(settings_for(url, tmp_path), capsys)
+        assert 'database "nowhere" does not exist. Create it first' in said
+    finally:
+        postgres.drop(there.render_as_string(hide_password=False))
+
+
+def test_a_certificate_that_is_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(data_folder=tmp_path / "data", tls_certificate=tmp_path, tls_key=tmp_path)
+    assert f"tls_certificate: {tmp_path} is a folder, not a file" in refusal(settings, capsys)
+
+
+def test_a_certificate_without_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FEDDISCO_TLS_CERTIFICATE and FEDDISCO_TLS_KEY are given together"):
+        Settings(data_folder=tmp_path, tls_certificate=tmp_path / "certificate.pem")
 
 
 def test_postgresql_is_migrated_by_its_operator_only(
