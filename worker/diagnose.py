@@ -185,7 +185,8 @@ def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
         )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Diagnosis(
-            f"The certificate of {url} is not trusted: {cause.verify_message}. {_advise(cause.verify_code)}"
+            f"The certificate of {url} is not trusted: {cause.verify_message.rstrip('.')}. "
+            f"{_advise(cause.verify_code)}"
         )
     if cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
         return Diagnosis(
@@ -195,6 +196,7 @@ def _diagnose_tls(cause: ssl.SSLError, url: str) -> Diagnosis:
 
 
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_...
+_SELF_SIGNED = 18
 
 
 def _advise(verify_code: int) -> str:
@@ -203,6 +205,11 @@ def _advise(verify_code: int) -> str:
         return "Check this machine's clock; if it is right, the coordinator's operator has to renew it."
     if verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
         return "Give the address by a name that is in the certificate, or ask the operator for one with this."
+    if verify_code == _SELF_SIGNED:
+        return (
+            "If it is the coordinator's own, its fingerprint is in the join code from its operator; "
+            "a command takes it by --fingerprint."
+        )
     return (
         "If the coordinator uses its own certificate authority, or a proxy of this network opens TLS "
         "connections, pass that authority's file with --ca-file."

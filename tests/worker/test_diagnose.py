@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trustme
 
+from server.certificates import make_self_signed
 from shared import problems
 from shared.files import storage_errors
 from shared.schemas import Wait
@@ -100,7 +101,7 @@ def test_a_certificate_for_another_name(authority: trustme.CA) -> None:
     with http_server(lambda _: Answer(204), tls=server) as url:
         sentence = _met(url, verify=client).sentence
     assert "127.0.0.1" in sentence
-    assert "by a name that is in the certificate" in sentence
+    assert "'127.0.0.1'. Give the address by a name that is in the certificate" in sentence
     assert "--ca-file" not in sentence
 
 
@@ -113,6 +114,17 @@ def test_a_certificate_that_has_expired(authority: trustme.CA) -> None:
         sentence = _met(url, verify=client).sentence
     assert "has expired. Check this machine's clock" in sentence
     assert "--ca-file" not in sentence
+
+
+def test_a_certificate_of_the_coordinators_own(tmp_path: Path) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    make_self_signed(tmp_path / "own.pem", ["127.0.0.1"])
+    server.load_cert_chain(tmp_path / "own.pem")
+    with http_server(lambda _: Answer(204), tls=server) as url:
+        sentence = _met(url).sentence
+    assert (
+        "self-signed certificate. If it is the coordinator's own, its fingerprint is in the join" in sentence
+    )
 
 
 def test_the_right_authority_is_content(tls_url: str, authority: trustme.CA) -> None:
