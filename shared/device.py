@@ -58,11 +58,17 @@ def describe(device: torch.device) -> str:
 
 
 def use_threads(threads: int | None) -> None:
-    """Limit PyTorch's threads inside one operation; None keeps its choice."""
+    """Limit PyTorch's threads inside one operation; None keeps its choice. Before anything is computed.
+
+    Where they are several, numbers nearer to 0 than 2^-126 are 0 from now on, for this thread and for those
+    that PyTorch will start in it: see :func:`shared.reproducible.flush_denormals`, which is for one thread.
+    """
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if torch.get_num_threads() > 1:
+        torch.set_flush_denormal(True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

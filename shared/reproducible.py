@@ -42,8 +42,9 @@ def flush_denormals() -> Iterator[None]:
 
     x86 takes a hundred times as long for them, and momentum brings them forth: it fades by a factor a step
     where a ReLU stays off, and some 800 steps later it is that small. What is added to a parameter makes no
-    difference there, unless the parameter is as small. With several threads this does nothing: PyTorch's
-    other threads would not heed it, and which of them computes what may change from call to call.
+    difference there, unless the parameter is as small. With several threads this does nothing: those that
+    PyTorch has already would not heed it, and which of them computes what may change from call to call. A
+    worker with several flushes from its start (:func:`shared.device.use_threads`).
     """
     changed = torch.get_num_threads() == 1 and not _flushes() and torch.set_flush_denormal(True)
     try:

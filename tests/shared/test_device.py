@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from shared.device import choose, describe, is_out_of_memory
 from shared.problems import InvalidConfiguration
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_auto_takes_the_best_there_is() -> None:
@@ -31,6 +38,29 @@ def test_float16_needs_a_gpu() -> None:
 
 def test_the_pages_description_tells_the_threads() -> None:
     assert describe(torch.device("cpu")) == f"cpu ({torch.get_num_threads()} threads)"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_threads_take_tiny_numbers_for_zero(threads: int) -> None:
+    """In a process of its own: threads that PyTorch has already would not heed it."""
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import torch; from shared.device import use_threads; "
+            f"could = torch.set_flush_denormal(False); use_threads({threads}); "
+            "print(could, int(torch.full((3_000_000,), 2.0**-126).mul(0.5).count_nonzero()))",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    ).stdout.split()
+    if told[0] == "False":
+        pytest.skip("this processor cannot flush them")
+    assert int(told[1]) == (3_000_000 if threads == 1 else 0)
 
 
 def test_memory_that_ran_out_is_told_from_other_faults() -> None:

@@ -15,10 +15,10 @@
 
 namespace {
 
-constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // registers of a window going backward: of at most TALL rows,
-constexpr int TALL = 5;
-constexpr int BLOCK = 4;  // and of each row this many
-constexpr int GROUP = 8;  // images going backward together, so few that the nearest cache holds them
+// Going backward.
+constexpr int HELD = REGISTERS == 32 ? 24 : 12;  // registers of a window that are held at once,
+constexpr int TALL = 5, BLOCK = 4;               // of at most so many rows, and so many of each
+constexpr int GROUP = 8;  // images at a time, so few that the nearest cache holds them
 
 // ---------------------------------------------------------------- forward
 
@@ -290,10 +290,10 @@ void row_backward(const Shape *shape, const float *in, const float *weights, con
 void prepare(const Shape *shape, const uint8_t *images, int batch, int padding, const int64_t *down,
              const int64_t *right, const uint8_t *mirrored, const float *shift, const float *scale, float *out) {
     const int high = shape->height, wide = shape->width, channels = shape->inputs, lanes = shape->lanes;
-    constexpr int GROUP = 16;
-    std::vector<uint8_t> rows(size_t(GROUP) * wide);
-    for (int first = 0; first < lanes; first += GROUP) {
-        const int count = std::max(0, std::min(GROUP, batch - first));
+    constexpr int TOGETHER = 16;
+    std::vector<uint8_t> rows(size_t(TOGETHER) * wide);
+    for (int first = 0; first < lanes; first += TOGETHER) {
+        const int count = std::max(0, std::min(TOGETHER, batch - first));
         for (int c = 0; c < channels; c++)
             for (int y = 0; y < high; y++) {
                 std::memset(rows.data(), 0, rows.size());
@@ -308,10 +308,10 @@ void prepare(const Shape *shape, const uint8_t *images, int batch, int padding, 
                 }
                 float *to = out + (size_t(c) * high + y) * wide * lanes + first;
                 for (int x = 0; x < wide; x++)
-                    for (int b = 0; b < GROUP; b++)
+                    for (int b = 0; b < TOGETHER; b++)
                         to[size_t(x) * lanes + b] = (float(rows[size_t(b) * wide + x]) - shift[c]) * scale[c];
-                for (int x = 0; x < wide && count < GROUP; x++)
-                    for (int b = count; b < GROUP; b++) to[size_t(x) * lanes + b] = 0;
+                for (int x = 0; x < wide && count < TOGETHER; x++)
+                    for (int b = count; b < TOGETHER; b++) to[size_t(x) * lanes + b] = 0;
             }
     }
 }
