@@ -67,9 +67,13 @@ def check_data(
     _say_doubles({"train": found["train"]} if is_one else found, say)
     for split, fault in faults.items():
         if split == "train" or str(fault) != str(faults.get("train")):
-            say(f"\n{split}: cannot be used. {fault}")
+            state = "cannot be used" if _is_refusal(fault) else f"none here; {_WITHOUT[split]} need none"
+            say(f"\n{split}: {state}. {fault}")
     _say_what_leaves(found, say)
     return bool(found) and not any(_is_refusal(fault) for fault in faults.values())
+
+
+_WITHOUT = {"train": "evaluators", "test": "trainers"}
 
 
 def _are_equal(train: Examples, test: Examples) -> bool:

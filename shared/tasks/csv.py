@@ -20,6 +20,7 @@ from shared.tasks.base import Split, Task
 from shared.tasks.regression import Regression, bin_names, increasing
 from shared.tasks.tables import fault, natural, rows
 from shared.tasks.texts import Length, describe_texts, encoded
+from shared.texts import find_nearest
 
 __all__ = ["CSV", "TASK", "CSVRegression"]
 
@@ -105,9 +106,11 @@ class CSV(Task):
         for name in archive.names:
 
             def on_fault(line: int, said: str, name: str = name) -> None:
-                archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}", said)
+                archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}:", said)
 
-            for line, cells in _cells(archive, name, self.settings, list(self.settings.columns), on_fault):
+            for line, cells in _cells(
+                archive, name, self.settings, list(self.settings.columns), on_fault, is_told=True
+            ):
                 try:
                     numbers.append(self._numbers(cells))
                 except ValueError as error:
@@ -229,13 +232,19 @@ def _cells(
     wanted: list[str],
     on_fault: Callable[[int, str], None],
     left_out: LeftOut | None = None,
+    *,
+    is_told: bool = False,
 ) -> Iterator[tuple[int, list[str]]]:
-    """The wanted columns of each row below the header, and the row's line."""
+    """The wanted columns of each row below the header, and the row's line.
+
+    ``is_told``: a model says what the table is like, and no option of whoever reads it.
+    """
     found = rows(archive, name, options.delimiter, left_out)
     line, header = next(found, (1, []))
     if missing := [column for column in wanted if column not in header]:
         said = f"looked for the columns {missing}, the header has {header}"
-        raise fault(archive, name, line, said, hint=_hint_at_header(missing, header))
+        hint = _hint_at_header(missing, header, options.delimiter if is_told else None)
+        raise fault(archive, name, line, said, hint=hint)
     if doubled := [column for column in wanted if header.count(column) > 1]:
         hint = "Rename or remove all but one of each: which one is meant cannot be told."
         raise fault(archive, name, line, f"has more than one column {doubled}", hint=hint)
@@ -247,16 +256,23 @@ def _cells(
             on_fault(line, f"has {len(row)} fields, the header has {len(header)}")
 
 
-def _hint_at_header(missing: list[str], header: list[str]) -> str:
-    """Of the two usual reasons for which columns are not found, the one that it is."""
+def _hint_at_header(missing: list[str], header: list[str], delimiter: str | None) -> str:
+    """Of the usual reasons for which columns are not found, the one that it is.
+
+    ``delimiter``: which it has to be; None: it can be set.
+    """
     for other in (";", "\t", "|", ","):
         if len(header) == 1 and other in header[0]:
-            option = json.dumps({"delimiter": other})
-            return f"The cells seem to be separated by {other!r}: say so by --task-options '{option}'."
+            seems = f"The cells seem to be separated by {other!r}: "
+            if delimiter is not None:
+                return f"{seems}save the table with {delimiter!r}, as the model's were."
+            return f"{seems}say so by --task-options '{json.dumps({'delimiter': other})}'."
     known = {column.strip().casefold() for column in header}
     if any(column.strip().casefold() in known for column in missing):
         return "Names are compared letter by letter, capitals and spaces too."
-    return ""
+    if nearest := find_nearest(missing[0], header):
+        return f"Is {missing[0]!r} the column {nearest[0]!r}? Rename it in the table."
+    return "Add the columns to the table; further ones are no matter."
 
 
 def _value(column: str, read: Callable[[str], float], text: str) -> float:

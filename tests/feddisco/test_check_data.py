@@ -154,11 +154,21 @@ def test_a_folder_of_one_split_is_described_once(tmp_path: Path, run_here: Calla
     assert (done.returncode, done.stdout.count("cannot be used")) == (1, 1)
 
 
+def test_a_trainer_needs_no_test_set(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
+    (tmp_path / "train.csv").write_text("age,verdict\n1,good\n2,bad\n")
+    options = '{"columns": ["age"], "target": "verdict", "classes": ["good", "bad"]}'
+    done = run_here("check-data", "--task", "csv", "--task-options", options, "--data", tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "test: none here; trainers need none. data: looked for test.csv" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         ("age;verdict\n1;good\n", """separated by ';': say so by --task-options '{"delimiter": ";"}'"""),
         ("Age,verdict\n1,good\n", "Names are compared letter by letter"),
+        ("ages,verdict\n1,good\n", "Is 'age' the column 'ages'? Rename it in the table."),
+        ("size,verdict\n1,good\n", "Add the columns to the table; further ones are no matter."),
         ("age,verdict\n,good\n", "line 2: column 'age': '' is not a finite number. Mend or remove"),
         ("age,verdict\n1,gr\u00fcn\n", "is not UTF-8 (byte 17). Save it as CSV in UTF-8."),
     ],

@@ -339,3 +339,28 @@ def test_options_that_contradict_each_other(options: dict[str, object], said: st
 def test_a_table_that_does_not_fit(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         csv_task().load("train", written(tmp_path, train=text), 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("score;age\n1;2\n", "separated by ';': save the table with ',', as the model's were"),
+        ("scores,age\n1,2\n", "Is 'score' the column 'scores'?"),
+        ("age\n1\n", "Add the columns to the table"),
+    ],
+)
+def test_a_table_that_a_model_cannot_read(tmp_path: Path, table: str, said: str) -> None:
+    (tmp_path / "new.csv").write_text(table)
+    with pytest.raises(InvalidConfiguration, match=said):
+        csv_task().read_inputs([tmp_path / "new.csv"])
+
+
+def test_rows_that_a_model_cannot_read_are_named(tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("score,age\n1,2\nhigh,2\n3\n")
+    read = csv_task().read_inputs([new])
+    assert read.names == (f"{new}, line 2",)
+    assert read.left_out.name_each() == [
+        f"{new}, line 3: column 'score': 'high' is not a finite number",
+        f"{new}, line 4: has 1 fields, the header has 2",
+    ]
