@@ -86,7 +86,7 @@ __all__ = ["create_app", "make_coordinator", "prepare"]
 THREADS_SQLITE = 4
 """SQLite runs in this process: more threads only contend for its lock (12 take a third more CPU)."""
 THREADS_POSTGRES = 12
-REVOCATIONS_SECONDS = 1.0
+OTHERS_SECONDS = 1.0
 REVOCATIONS_OVERLAP = dt.timedelta(seconds=5)
 """A revocation is visible a little after the time that it bears."""
 
@@ -169,6 +169,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         find_session=find_session,
         is_join_code=is_join_code,
         is_sole=not settings.on_postgres,
+        is_watched=lambda: settings.on_postgres and store.is_watched,
     )
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls
@@ -381,18 +382,24 @@ def prepare(coordinator: Coordinator) -> None:
         coordinator.removal.apply()
 
 
-async def _follow_revocations(coordinator: Coordinator) -> None:
-    """What another coordinator has revoked ends here as well, within a second or two."""
+async def _follow_others(coordinator: Coordinator) -> None:
+    """What another coordinator has committed is known here as well within a second or two.
+
+    What it has revoked ends then.
+    """
     since = coordinator.clock() - REVOCATIONS_OVERLAP
 
     async def look() -> None:
         nonlocal since
         now = coordinator.clock()
-        for kind, name in await coordinator.threads.run(coordinator.store.revoked_since, since):
+        seen = await coordinator.threads.run(coordinator.store.look_for_others, since)
+        if seen.concerns_tokens:
+            coordinator.guard.forget_clients()
+        for kind, name in seen.ended:
             coordinator.end_access_here(make_key(kind, name))
         since = now - REVOCATIONS_OVERLAP
 
-    await repeat(REVOCATIONS_SECONDS, look, "cannot look for revocations now")
+    await repeat(OTHERS_SECONDS, look, "cannot look for what other coordinators do now", at_once=True)
 
 
 @asynccontextmanager
@@ -412,8 +419,9 @@ async def _background(coordinator: Coordinator) -> AsyncIterator[None]:
 
         relay = PostgresRelay(coordinator.settings.database, coordinator.hub)
         coordinator.hub.relay, coordinator.hub.on_end = relay, coordinator.end_access_here
+        coordinator.hub.on_news = coordinator.store.note_others
         background.start("relay", relay.run())
-        background.start("revocations", _follow_revocations(coordinator))
+        background.start("others", _follow_others(coordinator))
     spare_program()  # PyTorch is not there yet: it comes with the first run, and takes some hundred megabytes
     try:
         yield

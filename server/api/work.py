@@ -21,6 +21,8 @@ from shared.schemas import Assignment, Evaluate, SecureStep, Train, Wait
 router = make_router("work")
 
 LONGEST_SECONDS = 60.0
+CONFIRM_SECONDS = 1.5
+"""By then this process has found what others had committed before a poll began."""
 SHUTTING_DOWN = "the coordinator is shutting down"
 Seconds = Annotated[float, Query(ge=0, le=LONGEST_SECONDS, description="seconds to wait for an assignment")]
 
@@ -43,8 +45,10 @@ async def find_assignment(coordinator: Parts, client: str, waiter: Waiter, wait:
     threads, hub, assignments = coordinator.threads, coordinator.hub, coordinator.assignments
     if coordinator.presence.note(client) and not assignments.is_present(client):
         await threads.run(assignments.mark_returned, client)
+    is_first = True
     while True:
-        assignment = None if assignments.is_idle(client) else await coordinator.polls.get(client)
+        is_remembered = assignments.is_idle(client)
+        assignment = None if is_remembered else await coordinator.polls.get(client)
         _check_access(waiter)
         if assignment is not None:
             if isinstance(assignment, Train | SecureStep):
@@ -53,8 +57,9 @@ async def find_assignment(coordinator: Parts, client: str, waiter: Waiter, wait:
                 coordinator.grants.grant(client, (assignment.model, *assignment.shadows.values()))
             return assignment
         left = end - time.monotonic()
-        if left <= 0 or not await _wait_for_news(coordinator, waiter, left):
+        if left <= 0 or not await _wait_for_news(coordinator, waiter, left, is_first and is_remembered):
             break
+        is_first = False
     _check_access(waiter)
     # asked only now: most polls end with an assignment, and the reason must be of the moment it is read
     if hub.closed:
@@ -84,10 +89,12 @@ async def _noticing_end(request: Request, waiter: Waiter) -> AsyncIterator[None]
         watching.cancel()
 
 
-async def _wait_for_news(coordinator: Parts, waiter: Waiter, seconds: float) -> bool:
-    """Whether to ask the database again before the time is over."""
+async def _wait_for_news(coordinator: Parts, waiter: Waiter, seconds: float, is_from_memory: bool) -> bool:
+    """Whether to look again before the time is over."""
     if coordinator.hub.recheck_seconds is None:
         return await waiter.wait(seconds)
     # Several coordinators: should their relay be down, look again every now and then, not all at once.
     pause = coordinator.hub.recheck_seconds * random.uniform(0.8, 1.2)  # noqa: S311
+    if is_from_memory:  # it may have come here from another coordinator, with something to do since
+        pause = CONFIRM_SECONDS
     return await waiter.wait(min(seconds, pause)) or (pause < seconds and not waiter.is_over)

@@ -48,6 +48,7 @@ from shared.secure.coordinator import Phase
 
 __all__ = ["Work", "explain_waiting", "list_away", "next_assignments"]
 
+NO_RUN = "no run on this coordinator is open to this client"
 _OPEN = [status for status in RunStatus if not status.is_terminal]
 _CLIENT = sa.bindparam("of_client", type_=sa.String)
 _RUN = sa.bindparam("of_run", type_=sa.String)
@@ -169,10 +170,14 @@ _ALL_OPEN = (
 
 
 class Work(NamedTuple):
-    """A client's next assignment. ``is_all``: once it has trained as it is asked here, there is no other."""
+    """A client's next assignment. ``is_all``: once it has trained as it is asked here, there is no other.
+
+    ``reason``: what it waits for, where that is found by the way (:func:`explain_waiting`).
+    """
 
     assignment: Assignment | None
     is_all: bool = False
+    reason: str | None = None
 
 
 def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Configs) -> dict[str, Work]:
@@ -203,7 +208,7 @@ def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Co
             or invited.get(client)
             or _finished(connection, present, configs)
         )
-        found[client] = Work(train or other, is_all=other is None)
+        found[client] = Work(train or other, is_all=other is None, reason=None if rows else NO_RUN)
     return found
 
 
@@ -400,7 +405,7 @@ def explain_waiting(connection: Reading, client: str, now: dt.datetime, configs:
     ]
     refused = connection.select(_REFUSALS, {"of_client": client})
     sentences += [f"{row.run}: not admitted, {row.reason}" for row in refused]
-    return "; ".join(sentences) or "no run on this coordinator is open to this client"
+    return "; ".join(sentences) or NO_RUN
 
 
 def list_away(connection: Reading, client: str) -> list[str]:

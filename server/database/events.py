@@ -50,6 +50,7 @@ KINDS: Final[frozenset[str]] = frozenset(
     )
 )
 """Every kind of event: those of transitions and the others. ``docs/events.md`` describes each."""
+_NUMBERED = events.insert().returning(events.c.id, sort_by_parameter_order=True)
 
 
 def add_events(
@@ -70,11 +71,13 @@ def add_events(
         | {"detail": make_storable(row.get("detail", {}))}
         for row in rows
     ]
-    if not any(audit_log.is_audited(row["kind"], row["actor"]) for row in stored):
+    is_shared = connection.dialect == "postgresql"  # other coordinators commit there as well
+    if not is_shared and not any(audit_log.is_audited(row["kind"], row["actor"]) for row in stored):
         connection.execute(events.insert(), stored)
         return
-    numbered = events.insert().returning(events.c.id, sort_by_parameter_order=True)
-    for row, number in zip(stored, connection.execute(numbered, stored).scalars().all(), strict=True):
+    numbers = connection.execute(_NUMBERED, stored).scalars().all()
+    connection.events += numbers
+    for row, number in zip(stored, numbers, strict=True):
         if audit_log.is_audited(row["kind"], row["actor"]):
             told = {"run": row["run"], "client": row["client"]}
             # no words of a client

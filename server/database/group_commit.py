@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from server.database.installation import count_change
 from server.database.session import Writing, describe, writing
 from shared.problems import StorageUnavailable
 
@@ -61,11 +62,11 @@ class _Job(Generic[T]):
 class GroupCommit:
     """Runs pieces of work in transactions, over one engine; safe to use from many threads.
 
-    ``on_commit`` is called after each, with what became known by it (:attr:`Writing.pending`) and what
+    ``on_commit`` is called after each, with what became known by it (attributes of :class:`Writing`) and what
     it may be to clients.
     """
 
-    def __init__(self, engine: sa.Engine, on_commit: Callable[[Mapping[str, Any], News], None]) -> None:
+    def __init__(self, engine: sa.Engine, on_commit: Callable[[Writing, News], None]) -> None:
         self._engine = engine
         self._on_commit = on_commit
         self._grouped = engine.dialect.name == "sqlite"
@@ -81,7 +82,9 @@ class GroupCommit:
         if not self._grouped:
             with writing(self._engine, durable=durable) as connection:
                 value = work(connection)
-            self._on_commit(connection.pending, news)
+                if news > News.NONE and connection.has_written and not connection.events:
+                    connection.changes = count_change(connection)  # by events others find the rest
+            self._on_commit(connection, news)
             return value
         job = _Job(work, durable, news)
         self._waiting.append(job)  # type: ignore[arg-type]
@@ -115,7 +118,7 @@ class GroupCommit:
     ) -> None:
         with writing(self._engine, durable=any(job.durable for job in jobs)) as connection:
             run(connection, jobs)
-        self._on_commit(connection.pending, max(job.news for job in jobs))
+        self._on_commit(connection, max(job.news for job in jobs))
 
 
 class _OneFailed(Exception):

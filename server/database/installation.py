@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from server.database.session import Reading, Writing
 from server.database.tables import installation
 
-__all__ = ["last_alive", "make_id", "note_alive", "read_time"]
+__all__ = ["count_change", "last_alive", "make_id", "note_alive", "read_time"]
+
+_COUNT = installation.update().values(changes=installation.c.changes + 1).returning(installation.c.changes)
 
 
 def make_id(connection: Writing, now: dt.datetime) -> str:
@@ -26,6 +28,11 @@ def note_alive(connection: Writing, now: dt.datetime) -> dt.datetime | None:
     before = connection.select(sa.select(installation.c.alive_at).with_for_update()).scalar_one_or_none()
     connection.execute(installation.update().values(alive_at=now))
     return before
+
+
+def count_change(connection: Writing) -> int | None:
+    """The number that stands for this commit; None: no coordinator was ever here. Called last."""
+    return connection.execute(_COUNT).scalar_one_or_none()
 
 
 def last_alive(connection: Reading) -> dt.datetime | None:

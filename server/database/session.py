@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +40,13 @@ __all__ = [
 ]
 
 BUSY_SECONDS = 30
+CHECKED_SECONDS = 1.0
 # every thread that may ask at once has a connection: 40 of the pages, 20 of the API, and aggregations
 POOL = {"pool_size": 20, "max_overflow": 40, "pool_timeout": 10}
 _READ_ONLY = "feddisco_read_only"
 _DURABLE = "feddisco_durable"
 _LEVEL = "feddisco_synchronous"
+_USED_AT = "feddisco_used_at"
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Statement = tuple[sa.UpdateBase, Rows]
 """To be executed with these parameters: one row, or several at once."""
@@ -88,16 +91,21 @@ class Writing(Reading):
     """A connection inside a transaction that is committed at the end of its ``with`` block.
 
     ``pending``: by run, what is known of it once this is committed (``server.database.step.known``); None:
-    it has to be read.
+    it has to be read. ``events``: ids of those that were written on PostgreSQL, and ``changes`` the number
+    that stands for a commit without any (``server.database.others``).
     """
 
     def __init__(self, connection: sa.Connection) -> None:
         super().__init__(connection)
         self.pending: dict[str, Any] = {}
+        self.has_written = False
+        self.events: list[int] = []
+        self.changes: int | None = None
 
     def execute(
         self, statement: sa.UpdateBase, parameters: Rows | None = None
     ) -> sa.CursorResult[*tuple[Any, ...]]:
+        self.has_written = True
         return self._connection.execute(statement, parameters)
 
     def insert_new(self, table: sa.Table, rows: Rows, conflict: str | None = None) -> int:
@@ -105,6 +113,7 @@ class Writing(Reading):
 
         ``conflict`` is the column whose value may be taken already; None: any unique key.
         """
+        self.has_written = True
         return self._connection.execute(_insert_new(self.dialect, table, conflict), rows).rowcount
 
     def continue_numbering(self, tables: Sequence[sa.Table]) -> None:
@@ -217,15 +226,38 @@ def make_engine(
     if poolclass is sa.QueuePool:
         options |= POOL
     if parsed.get_backend_name() == "postgresql":
-        return sa.create_engine(
+        # the newest is used first: it has seen the server just now, and knows the common statements
+        engine = sa.create_engine(
             parsed,
-            pool_pre_ping=True,
             connect_args={"connect_timeout": 10, "application_name": "feddisco"},
-            **options,
+            **options | ({"pool_use_lifo": True} if poolclass is sa.QueuePool else {}),
         )
+        _check_idle(engine)
+        return engine
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **options)
     _prepare_sqlite(engine, synchronous)
     return engine
+
+
+def _check_idle(engine: sa.Engine) -> None:
+    """Before a connection is used that has lain idle for a while: the server may have gone meanwhile.
+
+    One that breaks within :data:`CHECKED_SECONDS` costs one error, after which all are opened anew.
+    """
+
+    def checkout(connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: Any) -> None:
+        if time.monotonic() - entry.info.get(_USED_AT, time.monotonic()) < CHECKED_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise sa.exc.InvalidatePoolError from error  # the pool opens another
+
+    def checkin(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        entry.info[_USED_AT] = time.monotonic()
+
+    sa.event.listen(engine, "checkout", checkout)
+    sa.event.listen(engine, "checkin", checkin)
 
 
 def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
@@ -271,16 +303,22 @@ def writing(engine: sa.Engine, *, durable: bool = True) -> Iterator[Writing]:
 
 
 @contextmanager
-def reading(engine: sa.Engine) -> Iterator[Reading]:
-    """One read-only transaction over one consistent snapshot; it never waits for a writer."""
-    with translated(engine), engine.connect().execution_options(**_options(engine)) as connection:
+def reading(engine: sa.Engine, *, once: bool = False) -> Iterator[Reading]:
+    """One read-only transaction over one consistent snapshot; it never waits for a writer.
+
+    ``once``: for a single statement, which is a snapshot of its own. To PostgreSQL that is one message in
+    place of three.
+    """
+    with translated(engine), engine.connect().execution_options(**_options(engine, once)) as connection:
         yield Reading(connection)
 
 
-def _options(engine: sa.Engine) -> dict[str, Any]:
-    if engine.dialect.name == "postgresql":
-        return {"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"}
-    return {_READ_ONLY: True}
+def _options(engine: sa.Engine, once: bool) -> dict[str, Any]:
+    if engine.dialect.name != "postgresql":
+        return {_READ_ONLY: True}
+    if once:
+        return {"isolation_level": "AUTOCOMMIT"}
+    return {"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"}
 
 
 def describe(engine: sa.Engine) -> str:

@@ -45,6 +45,7 @@ from server.database.configs import Configs
 from server.database.erasure import OpenUpdate
 from server.database.group_commit import GroupCommit, News
 from server.database.join_tokens import ANY_CLIENT, ClientGrant, JoinTokenRow
+from server.database.others import Others, Seen
 from server.database.run_figures import RunFigures
 from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
@@ -97,14 +98,16 @@ class Store:
         self._is_only_writer = is_only_writer
         self._configs = Configs()
         self._known = KnownRuns(self._configs, is_only_writer=is_only_writer)
+        self._others = Others(self.note_others)
         self._writer = GroupCommit(engine, self._note_commit)
         self._commits = itertools.count(1)
         self._words = self._work = 0
         self.unwritten_delays: dict[str, str] = {}
         """By run, why its round is not aggregated, where even that cannot be written: the disk is full."""
 
-    def _note_commit(self, pending: Mapping[str, Any], news: News) -> None:
-        self._known.publish(pending)
+    def _note_commit(self, connection: Writing, news: News) -> None:
+        self._known.publish(connection.pending)
+        self._others.note_own(connection)
         if news >= News.WORDS:
             self._words = next(self._commits)
         if news >= News.WORK:
@@ -112,13 +115,29 @@ class Store:
 
     @property
     def news(self) -> int | None:
-        """Another number after every commit that may concern a client; None: others commit here as well."""
-        return self._words if self._is_only_writer else None
+        """Another number after every commit that may concern a client; None: others may have committed."""
+        return self._words if self.is_watched else None
 
     @property
     def news_of_work(self) -> int | None:
         """The same, of commits after which a client may have something to do."""
-        return self._work if self._is_only_writer else None
+        return self._work if self.is_watched else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether nobody else commits here, or what others commit is found soon (:meth:`look_for_others`)."""
+        return self._is_only_writer or self._others.is_watched
+
+    def note_others(self) -> None:
+        """Another process has committed something: what is remembered of clients is to be doubted."""
+        self._words = self._work = next(self._commits)
+
+    def look_for_others(self, since: dt.datetime) -> Seen:
+        """What others have committed since the last look, which is news from now on; for all time.
+
+        ``since``: from when on ended tokens are listed.
+        """
+        return self._read_once(self._others.look, since)
 
     def _find_known(self, run: str) -> Snapshot | None:
         """The run without asking the database, where nobody else could have moved it."""
@@ -127,6 +146,11 @@ class Store:
     def _read(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The query's answer, from one consistent snapshot."""
         with reading(self.engine) as connection:
+            return query(connection, *args, **kwargs)
+
+    def _read_once(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same, of a query of a single statement."""
+        with reading(self.engine, once=True) as connection:
             return query(connection, *args, **kwargs)
 
     # ---------------------------------------------------------------- transitions
@@ -151,7 +175,7 @@ class Store:
         """An update gives nobody work before the round's end, unless the round has steps (secure sums)."""
         if not isinstance(event, AssignmentTaken | UpdateReceived):
             return News.WORK
-        known = self._find_known(run)
+        known = self._known.find(run)  # whether its sums are secure is so for ever
         return News.WORDS if known is not None and not known.config.secure else News.WORK
 
     def take_assignments(
@@ -348,7 +372,7 @@ class Store:
 
     def client_by_token_hash(self, token_hash: str) -> ClientView | None:
         """Revoked clients too: their token is refused with another reason than an unknown one."""
-        return self._read(clients.find_by_token_hash, token_hash)
+        return self._read_once(clients.find_by_token_hash, token_hash)
 
     def clients(self) -> list[ClientView]:
         """All, by name."""
@@ -458,18 +482,22 @@ class Store:
     def add_user(self, request: UserRequest, token_hash: str, actor: str, now: dt.datetime) -> None:
         """NameTaken, also by one who was revoked."""
         self._writer.write(
-            lambda connection: users.add_user(connection, request, token_hash, actor=actor, now=now)
+            lambda connection: users.add_user(connection, request, token_hash, actor=actor, now=now),
+            news=News.NONE,
         )
 
     def renew_user(self, name: str, token_hash: str, actor: str, now: dt.datetime) -> None:
         """Another token in place of the one before; NotFound."""
         self._writer.write(
-            lambda connection: users.renew_user(connection, name, token_hash, actor=actor, now=now)
+            lambda connection: users.renew_user(connection, name, token_hash, actor=actor, now=now),
+            news=News.NONE,
         )
 
     def revoke_user(self, name: str, actor: str, now: dt.datetime) -> None:
         """NotFound if there never was one."""
-        self._writer.write(lambda connection: users.revoke_user(connection, name, actor=actor, now=now))
+        self._writer.write(
+            lambda connection: users.revoke_user(connection, name, actor=actor, now=now), news=News.NONE
+        )
 
     def users(self) -> list[UserView]:
         """By name, revoked ones, too."""
@@ -488,7 +516,8 @@ class Store:
         self._writer.write(
             lambda connection: users.start_session(
                 connection, session_hash, token_hash, ends_at=ends_at, actor=actor, now=now
-            )
+            ),
+            news=News.NONE,
         )
 
     def token_of_session(self, session_hash: str, now: dt.datetime) -> str | None:
@@ -497,15 +526,12 @@ class Store:
 
     def end_session(self, session_hash: str, actor: str, now: dt.datetime) -> None:
         self._writer.write(
-            lambda connection: users.end_session(connection, session_hash, actor=actor, now=now)
+            lambda connection: users.end_session(connection, session_hash, actor=actor, now=now),
+            news=News.NONE,
         )
 
     def end_all_sessions(self) -> None:
-        self._writer.write(users.end_all_sessions)
-
-    def revoked_since(self, since: dt.datetime) -> list[tuple[str, str]]:
-        """Whose token or session has ended since then: (client, user or session; its name or hash)."""
-        return self._read(users.list_revoked_since, since)
+        self._writer.write(users.end_all_sessions, news=News.NONE)
 
     # ---------------------------------------------------------------- audit
 
@@ -526,6 +552,7 @@ class Store:
                 connection, action, actor=actor, now=now, run=run, client=client, detail=detail
             ),
             durable=durable,
+            news=News.NONE,
         )
 
     def audit_entries(self, after: int, limit: int) -> list[str]:
@@ -564,14 +591,14 @@ class Store:
 
     def away_in(self, client: str) -> list[str]:
         """Open runs in which the client counts as away: apply ClientSeen to them when it polls."""
-        return self._read(assignments.list_away, client)
+        return self._read_once(assignments.list_away, client)
 
     def blob_readable(self, client: str, digest: str) -> bool:
         """Whether the client may download it: models and broadcasts of runs to which it is admitted.
 
         Updates only as an assistant, while it is asked.
         """
-        if self._read(blobs.is_readable, client, digest):
+        if self._read_once(blobs.is_readable, client, digest):
             return True
         return digest in self._read(assistances.list_readable, client)
 
@@ -585,7 +612,7 @@ class Store:
         is_current = current is not None and (current.number, current.attempt) == (round, attempt)
         if known and is_current and (client is None or known.config.average_every == 1):
             return known.start_model
-        return self._read(rounds.find_start_model, run, round, attempt, client)
+        return self._read_once(rounds.find_start_model, run, round, attempt, client)
 
     def receipt(self, run: str, round: int, client: str) -> Receipt:
         """Of the client's newest update to the round; NotFound if there is none."""
@@ -638,11 +665,11 @@ class Store:
 
     def events(self, after_id: int = 0, run: str | None = None, limit: int = 1000) -> list[EventView]:
         """Events after that one, oldest first."""
-        return self._read(events.list_events, after_id, run, limit)
+        return self._read_once(events.list_events, after_id, run, limit)
 
     def latest_event_id(self, run: str | None = None) -> int:
         """0 if there is none."""
-        return self._read(events.newest_event_id, run)
+        return self._read_once(events.newest_event_id, run)
 
     # ---------------------------------------------------------------- the coordinator's own work
 
@@ -656,7 +683,7 @@ class Store:
 
     def database_id(self, now: dt.datetime) -> str:
         """The same for ever; made when it is first asked for."""
-        return self._writer.write(lambda connection: installation.make_id(connection, now))
+        return self._writer.write(lambda connection: installation.make_id(connection, now), news=News.NONE)
 
     def note_alive(self, now: dt.datetime) -> dt.datetime | None:
         """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
@@ -670,11 +697,11 @@ class Store:
 
     def read_time(self) -> dt.datetime:
         """PostgreSQL only: its time of day."""
-        return self._read(installation.read_time)
+        return self._read_once(installation.read_time)
 
     def aggregating(self) -> list[OpenAggregation]:
         """Rounds being aggregated, oldest first, with since when."""
-        return self._read(aggregations.list_aggregating)
+        return self._read_once(aggregations.list_aggregating)
 
     # ---------------------------------------------------------------- assistants
 

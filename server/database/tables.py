@@ -422,6 +422,12 @@ installation = sa.Table(
     _column("id", sa.String(32)),
     _column("created_at", UtcDateTime),
     _column("alive_at", UtcDateTime, null=True, comment="when a coordinator last noted that it is alive"),
+    _column(
+        "changes",
+        sa.BigInteger,
+        server_default="0",
+        comment="counts commits that concern clients and have no event",
+    ),
 )
 
 users = sa.Table(

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from server.database import audit_log
 from server.database.session import Reading, Writing
-from server.database.tables import clients, sessions, users
+from server.database.tables import sessions, users
 from shared.problems import NameTaken, NotFound
 from shared.schemas import UserRequest, UserView
 
@@ -21,7 +21,6 @@ __all__ = [
     "end_session",
     "find_session",
     "find_user_by_hash",
-    "list_revoked_since",
     "list_unrevoked_users",
     "list_user_hashes",
     "list_users",
@@ -153,14 +152,3 @@ def end_session(connection: Writing, session_hash: str, *, actor: str, now: dt.d
 
 def end_all_sessions(connection: Writing) -> None:
     connection.execute(sessions.delete())
-
-
-def list_revoked_since(connection: Reading, since: dt.datetime) -> list[tuple[str, str]]:
-    """Whose token or session has ended since then: (client, user or session; its name or hash)."""
-    changed = sa.or_(users.c.revoked_at >= since, users.c.renewed_at >= since)
-    statements = (
-        ("client", sa.select(clients.c.client).where(clients.c.revoked_at >= since)),
-        ("user", sa.select(users.c.name).where(changed)),
-        ("session", sa.select(sessions.c.session_hash).where(sessions.c.ended_at >= since)),
-    )
-    return [(kind, name) for kind, found in statements for name in connection.select(found).scalars()]

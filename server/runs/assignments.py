@@ -133,12 +133,15 @@ class Assignments:
 
     def _take(self, clients: Sequence[str], found: dict[str, Assignment | None]) -> list[str]:
         """Adds what is ``found``; who is left has to ask again, since its round was closed in between."""
-        news, now = self.store.news_of_work, self.clock.monotonic()
+        words, news, now = self.store.news, self.store.news_of_work, self.clock.monotonic()
+        day = self.clock().date()
         lost_too = {
             client: now - self._asked_again.get(client, -math.inf) >= ASK_AGAIN_SECONDS for client in clients
         }
         taken: dict[str, Train] = {}
-        for client, (assignment, is_all) in self.store.work_for_each(lost_too).items():
+        for client, (assignment, is_all, reason) in self.store.work_for_each(lost_too).items():
+            if assignment is None and reason is not None:
+                self._remember(client, words, reason=reason, day=day)
             before = None
             if isinstance(assignment, Train) and not assignment.again:
                 before = assignment.run, assignment.round, assignment.attempt

@@ -185,6 +185,7 @@ class Runner:
         """Every effect of every committed decision passes here."""
         self._telemetry.count_records(decision.effects)
         self.early.follow(decision.run)
+        records = []
         for effect in decision.effects:
             match effect:
                 case Wake(clients):
@@ -192,9 +193,9 @@ class Runner:
                 case Aggregate(number, attempt):
                     self.schedule(run, number, attempt)
                 case Record():
-                    pass  # written with the transition; streams are woken once, below
-        if any(isinstance(effect, Record) for effect in decision.effects):
-            self._hub.announce(run)
+                    records.append(effect)  # written with the transition; streams are woken once, below
+        if records:
+            self._hub.announce(run, {record.client for record in records if record.client is not None})
 
     def schedule(self, run: str, number: int, attempt: int) -> None:
         """Aggregate this attempt on a thread of its own, unless this process is doing so already."""

@@ -19,7 +19,8 @@ from server.wakeups.feeds import Feeds
 
 __all__ = ["Hub", "Relay", "Waiter"]
 
-RECHECK_SECONDS = 10.0
+RECHECK_SECONDS = 9.0
+"""What others have committed without a word is known a second after that at the latest."""
 
 
 class Relay(Protocol):
@@ -86,6 +87,8 @@ class Hub:
         self.relay: Relay | None = None
         self.on_end: Callable[[str], None] | None = None
         """Called with what another process says is not accepted any more."""
+        self.on_news: Callable[[], None] | None = None
+        """Called when another process says that it has committed something."""
         self._feeds = feeds  # None: nobody follows events here
         self._asleep: set[asyncio.Event] = set()
         self._polls: defaultdict[str, set[Waiter]] = defaultdict(set)
@@ -138,9 +141,13 @@ class Hub:
         """For news that concerns clients not known by name, such as a new run."""
         self._publish({"everyone": True})
 
-    def announce(self, run: str | None) -> None:
-        """The event log has grown."""
-        self._publish({"run": run})
+    def announce(self, run: str | None, about: Iterable[str] = ()) -> None:
+        """The event log has grown, by what some clients did or what happened to them.
+
+        Their next polls know it in this process; at another one they may wait already.
+        """
+        names = list(about)
+        self._publish({"run": run} | ({"about": names} if names and self.relay is not None else {}))
 
     def announce_progress(self, run: str, progress: dict[str, Any]) -> None:
         """A client's heartbeat: shown live, not kept in the event log."""
@@ -179,8 +186,14 @@ class Hub:
         finally:
             self._asleep.discard(alarm)
 
+    def hear(self, message: dict[str, Any]) -> None:
+        """A message from another process's relay: what is remembered here is doubted before anybody wakes."""
+        if "progress" not in message and self.on_news is not None:
+            self.on_news()
+        self.receive({**message, "wake": [*message.get("wake", ()), *message.get("about", ())]})
+
     def receive(self, message: dict[str, Any]) -> None:
-        """A message from another process's relay (or from this one's ``_publish``)."""
+        """A message of this process's ``_publish``, or of another one."""
         if message.get("everyone"):
             self._wake_everyone()
             if self._feeds is not None:

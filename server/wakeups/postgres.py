@@ -70,13 +70,13 @@ class PostgresRelay:
 
     async def _listen(self, connection: Connection) -> None:
         await connection.execute(f"LISTEN {CHANNEL}")
-        self._hub.receive({"everyone": True, "run": None})
+        self._hub.hear({"everyone": True, "run": None})
         async for notice in connection.notifies():
             message = read_payload(notice.payload)
             if message is None:
                 log.warning("a notification that no coordinator sent is passed over: %.200r", notice.payload)
             elif message.pop("from") != self._sender:
-                self._hub.receive(message)
+                self._hub.hear(message)
 
     async def _notify(self, connection: Connection) -> None:
         while True:
@@ -100,10 +100,11 @@ def read_payload(payload: str) -> dict[str, Any] | None:
         return None
     if not (isinstance(message, dict) and isinstance(message.get("from"), str)):
         return None
-    wake, run, progress = message.get("wake", []), message.get("run"), message.get("progress")
+    run, progress = message.get("run"), message.get("progress")
+    names = message.get("wake", []), message.get("about", [])
     is_ours = (
-        isinstance(wake, list)
-        and all(isinstance(client, str) for client in wake)
+        all(isinstance(clients, list) for clients in names)
+        and all(isinstance(client, str) for clients in names for client in clients)
         and isinstance(run, str | None)
         and isinstance(progress, dict | None)
     )

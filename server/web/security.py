@@ -60,7 +60,8 @@ __all__ = [
 
 CACHE_SECONDS = 2.0
 SOLE_SECONDS = 3600.0
-"""Where no other process revokes anything: clients that poll every half minute are seldom looked up."""
+"""Where no other process revokes anything, or it is found: clients that poll every half minute are seldom
+looked up."""
 CACHE_ENTRIES = 100_000
 FAMILIAR_SECONDS = 3600.0
 ADMIN_FILE, VIEWER_FILE = "admin-token", "viewer-token"
@@ -282,7 +283,8 @@ class Guard:
     ``is_join_code`` says of a hash whether it was ever one of a join token. Answers are remembered for
     :data:`CACHE_SECONDS`, so a revocation made by another coordinator process takes effect after that time
     at the latest; one made here takes effect at once (:meth:`forget`). ``is_sole``: there is no other
-    process, and the owner of a token is remembered for longer.
+    process, and the owner of a token is remembered for longer. So is a client while ``is_watched``: which
+    others have revoked or erased is found within that time (:meth:`forget_clients`).
     """
 
     def __init__(
@@ -295,6 +297,7 @@ class Guard:
         find_session: Callable[[str], Awaitable[str | None]],
         is_join_code: Callable[[str], Awaitable[bool]],
         is_sole: bool = False,
+        is_watched: Callable[[], bool] = lambda: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = hash_token(admin)
@@ -304,8 +307,10 @@ class Guard:
         self._find_session = find_session
         self._is_join_code = is_join_code
         self._familiar: TTLCache[str, None] = TTLCache(CACHE_ENTRIES, FAMILIAR_SECONDS, timer=monotonic)
+        self._is_watched = is_watched
         seconds = SOLE_SECONDS if is_sole else CACHE_SECONDS
         self._known: TTLCache[str, Owner] = TTLCache(CACHE_ENTRIES, seconds, timer=monotonic)
+        self._clients: TTLCache[str, KnownClient] = TTLCache(CACHE_ENTRIES, SOLE_SECONDS, timer=monotonic)
         self._revocations = 0
         self._sessions: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
 
@@ -383,11 +388,18 @@ class Guard:
     def forget(self, key: str) -> None:
         """What is not accepted any more: see :func:`make_key`."""
         self._revocations += 1
-        for hashed in [hashed for hashed, owner in self._known.items() if owner.key == key]:
-            self._known.pop(hashed, None)
+        for cache in (self._known, self._clients):
+            for hashed in [hashed for hashed, owner in cache.items() if owner.key == key]:
+                cache.pop(hashed, None)
         kind, _, name = key.partition(":")
         if kind == "session":
             self._sessions.pop(name, None)
+
+    def forget_clients(self) -> None:
+        """Another process may have revoked or erased one."""
+        self._revocations += 1
+        self._known.clear()
+        self._clients.clear()
 
     def _find_in_settings(self, hashed: str) -> Person | None:
         if are_same(hashed, self._admin):
@@ -395,14 +407,20 @@ class Guard:
         return VIEWER if self._viewer is not None and are_same(hashed, self._viewer) else None
 
     async def _identify_hash(self, hashed: str) -> Owner:
-        owner = self._find_in_settings(hashed) or self._known.get(hashed)
+        owner = self._find_in_settings(hashed) or self._recall(hashed)
         while owner is None:
             revocations = self._revocations
             found = await self._look_up(hashed)
             self._familiar[hashed] = None
             if revocations == self._revocations:  # or what was read may be over already: it is read again
                 owner = self._known[hashed] = found
+                if isinstance(found, KnownClient) and self._is_watched():
+                    self._clients[hashed] = found
         return owner
+
+    def _recall(self, hashed: str) -> Owner | None:
+        found = self._known.get(hashed)
+        return self._clients.get(hashed) if found is None and self._is_watched() else found
 
     async def _look_up(self, hashed: str) -> Owner:
         found = await self._find(hashed)

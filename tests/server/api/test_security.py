@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,13 @@ class Clients:
         return hashed == hash_token(JOIN)
 
 
-def guard(clients: Clients, now: list[float] | None = None, *, is_sole: bool = False) -> Guard:
+def guard(
+    clients: Clients,
+    now: list[float] | None = None,
+    *,
+    is_sole: bool = False,
+    is_watched: Callable[[], bool] = lambda: False,
+) -> Guard:
     ticks = now if now is not None else [0.0]
     return Guard(
         admin=ADMIN,
@@ -61,6 +67,7 @@ def guard(clients: Clients, now: list[float] | None = None, *, is_sole: bool = F
         find_session=clients.find_session,
         is_join_code=clients.is_join_code,
         is_sole=is_sole,
+        is_watched=is_watched,
         monotonic=lambda: ticks[0],
     )
 
@@ -128,6 +135,37 @@ def test_a_process_of_its_own_remembers_for_longer_and_forgets_at_once() -> None
     found.forget("client:anna")
     with pytest.raises(RevokedToken):
         asyncio.run(found.require_client("anna"))
+
+
+def test_clients_are_remembered_for_as_long_as_it_is_known_what_others_revoke() -> None:
+    now, clients, watched = [0.0], Clients(anna=False), [True]
+    found = guard(clients, now, is_watched=lambda: watched[0])
+    asyncio.run(found.require_client("anna"))
+    now[0] = 3599.0
+    asyncio.run(found.require_client("anna"))
+    assert clients.asked == 1
+    watched[0] = False  # the database did not answer for a while
+    asyncio.run(found.require_client("anna"))
+    assert clients.asked == 2
+    watched[0] = True
+    clients.rows[hash_token("anna")] = KnownClient("nobody", True)  # another name, as after an erasure
+    found.forget_clients()
+    with pytest.raises(RevokedToken):
+        asyncio.run(found.require_client("anna"))
+
+
+def test_people_are_looked_up_as_before() -> None:
+    class People(Clients):
+        async def find(self, hashed: str) -> Person:  # type: ignore[override]
+            self.asked += 1
+            return Person("user:maria", UserRole.VIEWER)
+
+    now, people = [0.0], People()
+    found = guard(people, now, is_watched=lambda: True)
+    asyncio.run(found.identify("maria"))
+    now[0] = 2.5
+    asyncio.run(found.identify("maria"))
+    assert people.asked == 2
 
 
 def test_what_was_read_before_a_revocation_is_read_again_after_it() -> None:

@@ -168,7 +168,7 @@ def test_a_database_of_schema_0003_gets_an_id_and_knows_when_it_was_last_used(
         connection.execute(events.insert(), rows)
     upgrade(empty_database_url, "0004")
     with engine.connect() as connection:
-        (row,) = connection.execute(sa.select(installation))
+        (row,) = connection.execute(sa.select(installation.c.one, installation.c.id, installation.c.alive_at))
     assert (row.one, len(row.id), row.alive_at) == (1, 32, at)
     store = Store(engine)
     assert store.database_id(at) == row.id
@@ -185,7 +185,7 @@ def test_a_blob_of_schema_0004_has_no_fault_and_was_never_checked(empty_database
     at = dt.datetime(2026, 11, 28, tzinfo=dt.UTC)
     with engine.begin() as connection:
         connection.execute(blobs.insert().values(digest="0" * 64, bytes=7, created_at=at))
-    upgrade(empty_database_url, "0005")
+    upgrade(empty_database_url)
     store = Store(engine)
     assert (store.faulty_blobs(), store.counts()["blobs"]) == ([], {"number": 1, "bytes": 7, "faulty": 0})
     assert store.note_blob_fault("0" * 64, "is missing", at) == []
@@ -674,6 +674,21 @@ def test_rounds_of_schema_0019_have_asked_no_assistant(empty_database_url: str) 
         connection.execute(rounds.delete())
         assert connection.execute(sa.select(assistances)).all() == [], "it goes with its round"
     downgrade(empty_database_url, "0019")
+    engine.dispose()
+
+
+def test_an_installation_of_schema_0020_has_counted_no_changes(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0020")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 11, 30, tzinfo=dt.UTC)
+    with engine.begin() as connection:
+        connection.execute(installation.update().values(id="0" * 32, created_at=at))
+    upgrade(empty_database_url, "0021")
+    with engine.begin() as connection:
+        (row,) = connection.execute(sa.select(installation)).all()
+        assert (row.id, row.created_at, row.changes) == ("0" * 32, at, 0)
+    downgrade(empty_database_url, "0020")
+    assert "changes" not in {column["name"] for column in sa.inspect(engine).get_columns("installation")}
     engine.dispose()
 
 
