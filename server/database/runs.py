@@ -32,7 +32,7 @@ from shared.schemas import (
     TensorSpec,
 )
 
-__all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state"]
+__all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state", "read_version"]
 
 Row = Any  # of a select with many columns: checked by the views it is made into
 
@@ -124,6 +124,15 @@ def _summary(
         "headline": headlines.get(row.run),
         "tags": config.get("tags", ()),
     }
+
+
+_VERSION = sa.select(runs.c.version).where(runs.c.run == sa.bindparam("of_run", type_=sa.String))
+
+
+def read_version(connection: Reading, run: str) -> int | None:
+    """Raised by everything that moves the run; None for no such run."""
+    found: int | None = connection.select(_VERSION, {"of_run": run}).scalar()
+    return found
 
 
 def read_state(connection: Reading, run: str, configs: Configs) -> Run:

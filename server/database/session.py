@@ -311,6 +311,8 @@ def reading(engine: sa.Engine, *, once: bool = False) -> Iterator[Reading]:
     """
     with translated(engine), engine.connect().execution_options(**_options(engine, once)) as connection:
         yield Reading(connection)
+        if engine.dialect.name == "postgresql":
+            connection.commit()  # at a ROLLBACK the driver forgets the statements that it has prepared
 
 
 def _options(engine: sa.Engine, once: bool) -> dict[str, Any]:

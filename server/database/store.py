@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -50,7 +51,6 @@ from server.database.run_figures import RunFigures
 from server.database.session import Reading, Writing, describe, reading, writing
 from server.database.step.facts import Facts
 from server.database.step.known import KnownRuns
-from server.database.step.load import Snapshot
 from server.database.step.step import Evaluated, take_assignments, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.database.users import UserRow
@@ -83,6 +83,8 @@ from shared.schemas import (
 __all__ = ["Store"]
 
 TRIES = 10
+TURNS = 64
+"""Runs of the same turn wait for one another."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -100,6 +102,8 @@ class Store:
         self._known = KnownRuns(self._configs, is_only_writer=is_only_writer)
         self._others = Others(self.note_others)
         self._writer = GroupCommit(engine, self._note_commit)
+        # on SQLite whoever writes does so for all who wait (`GroupCommit`)
+        self._turns = [threading.Lock() for _ in range(TURNS if engine.dialect.name == "postgresql" else 0)]
         self._commits = itertools.count(1)
         self._words = self._work = 0
         self.unwritten_delays: dict[str, str] = {}
@@ -138,10 +142,6 @@ class Store:
         ``since``: from when on ended tokens are listed.
         """
         return self._read_once(self._others.look, since)
-
-    def _find_known(self, run: str) -> Snapshot | None:
-        """The run without asking the database, where nobody else could have moved it."""
-        return self._known.find(run) if self._is_only_writer else None
 
     def _read(self, query: Callable[Concatenate[Reading, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The query's answer, from one consistent snapshot."""
@@ -208,10 +208,15 @@ class Store:
     def _move(
         self, run: str, step: Callable[[Writing], T], *, durable: bool = True, news: News = News.WORK
     ) -> T:
-        """What the step returns, committed; tried again while others move the run meanwhile."""
+        """What the step returns, committed; tried again while others move the run meanwhile.
+
+        On PostgreSQL threads take turns with a run here: who waited for its row there would hold a
+        connection, and have to read what this process knows.
+        """
         for _ in range(TRIES):
             try:
-                return self._writer.write(step, durable=durable, news=news)
+                with self._turns[hash(run) % TURNS] if self._turns else nullcontext():
+                    return self._writer.write(step, durable=durable, news=news)
             except StaleVersion:
                 self._known.forget(run)
         raise StorageUnavailable(
@@ -607,7 +612,7 @@ class Store:
 
         With ``client``: what this client starts from, where models travel.
         """
-        known = self._find_known(run)
+        known = self._known.find(run)  # perhaps of the past, but an attempt starts from one model for ever
         current = None if known is None else known.run.round
         is_current = current is not None and (current.number, current.attempt) == (round, attempt)
         if known and is_current and (client is None or known.config.average_every == 1):
@@ -622,7 +627,10 @@ class Store:
 
     def run_state(self, run: str) -> Run:
         """As the state machine sees it; NotFound."""
-        if (known := self._find_known(run)) is not None:
+        known = self._known.find(run)
+        if known is not None and (
+            self._is_only_writer or self._read_once(runs.read_version, run) == known.version
+        ):
             return known.run
         return self._read(runs.read_state, run, self._configs)
 

@@ -24,6 +24,10 @@ CHANNEL = "feddisco"
 RECONNECT_SECONDS = 1.0
 LONGEST_PAYLOAD = 7000  # PostgreSQL takes less than 8000 bytes
 QUEUE = 10_000
+GATHER_SECONDS = 0.005
+"""What is committed meanwhile is told with the first of it."""
+MOST_AT_ONCE = 100
+_NOTIFY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
 
 Connection = psycopg.AsyncConnection[Any]
 
@@ -38,7 +42,7 @@ class PostgresRelay:
         self._hub = hub
         self._sender = secrets.token_hex(8)
         self._outgoing: asyncio.Queue[str] = asyncio.Queue(QUEUE)
-        self._unsent: str | None = None  # what was under way when the connection was lost
+        self._unsent: list[str] = []  # what was under way when the connection was lost
 
     def send(self, message: dict[str, Any]) -> None:
         payload = json.dumps({**message, "from": self._sender})
@@ -80,10 +84,13 @@ class PostgresRelay:
 
     async def _notify(self, connection: Connection) -> None:
         while True:
-            if self._unsent is None:
-                self._unsent = await self._outgoing.get()
-            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, self._unsent))
-            self._unsent = None
+            if not self._unsent:
+                self._unsent.append(await self._outgoing.get())
+                await asyncio.sleep(GATHER_SECONDS)
+            while len(self._unsent) < MOST_AT_ONCE and not self._outgoing.empty():
+                self._unsent.append(self._outgoing.get_nowait())
+            await connection.execute(_NOTIFY, (CHANNEL, self._unsent))
+            self._unsent = []
 
 
 def read_payload(payload: str) -> dict[str, Any] | None:

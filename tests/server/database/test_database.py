@@ -8,10 +8,13 @@ import socket
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
+from server.database import session
 from server.database.session import Reading, Writing, make_engine, parse_url, reading, writing
+from server.database.store import Store
 from server.database.tables import blobs, clients, evaluations, events
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from tests.helpers.databases import Postgres
@@ -208,3 +211,37 @@ def test_a_password_with_an_at_sign_is_not_taken_for_a_host() -> None:
 )
 def test_urls_that_can(url: str, driver: str) -> None:
     assert parse_url(url).drivername == driver
+
+
+def test_statements_stay_prepared_after_a_reading(postgres: Postgres) -> None:
+    """The driver prepares what is asked for the sixth time, and forgets it at a ROLLBACK."""
+    url = postgres.fresh()
+    engine = make_engine(url)
+    store = Store(engine)
+    for _ in range(8):
+        store.clients()
+    with reading(engine) as connection:
+        count = sa.select(sa.func.count()).select_from(sa.table("pg_prepared_statements"))
+        assert connection.select(count).scalar_one() > 0
+    engine.dispose()
+    postgres.recycle(url)
+
+
+def test_a_connection_that_broke_while_it_lay_idle_costs_no_error(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.fresh()
+    engine = make_engine(url)
+    store = Store(engine)
+    store.clients()
+    monkeypatch.setattr(session, "CHECKED_SECONDS", 0.0)
+    for _ in range(2):
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        assert store.clients() == []
+        assert store.latest_event_id() == 0
+    engine.dispose()
+    postgres.recycle(url)

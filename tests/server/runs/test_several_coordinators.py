@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from server.wakeups.postgres import PostgresRelay
 from tests.helpers.databases import Postgres
-from tests.helpers.live_coordinator import Live, ManualClient, file_of, live
+from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
 
 SOON = 5.0
 """Seconds: a look at what others do, and what a busy machine adds."""
@@ -180,3 +180,24 @@ def test_idle_polls_ask_the_database_nothing(url: str, tmp_path: Path) -> None:
         assert list(found) == [None] * many
         # the poll may be unlucky and look while a commit of this process is not noted as such yet
         assert len(about_clients) < many / 5, about_clients[:3]
+
+
+def test_updates_that_come_together_read_the_run_as_it_is_known(url: str, tmp_path: Path) -> None:
+    many = 8
+    with live(url, tmp_path / "data") as at, ThreadPoolExecutor(many) as pool:
+        at.create(min_clients=many, rounds=1, weighting={"kind": "sizes"})
+        sites = enrolled(at, [10] * many)
+        assert all(site.until("train") for site in sites)
+        loaded: list[str] = []
+
+        def note(_c: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+            if "newest.round" in statement:
+                loaded.append(statement)
+
+        sa.event.listen(at.coordinator.store.engine, "before_cursor_execute", note)
+        answers = pool.map(lambda site: site.upload("demo", 1, file_of(1.0)).status_code, sites)
+        assert list(answers) == [200] * many
+        sa.event.remove(at.coordinator.store.engine, "before_cursor_execute", note)
+        # it was read at each update to check it, and once more where another had moved it meanwhile
+        assert len(loaded) < many / 2
+        assert at.wait_for(lambda: at.run()["status"] == "completed")

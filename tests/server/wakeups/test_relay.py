@@ -97,3 +97,51 @@ def test_the_relay_survives_any_payload(postgres: Postgres) -> None:
         return woken
 
     assert asyncio.run(play())
+
+
+def test_messages_that_come_together_are_told_together_and_in_order(postgres: Postgres) -> None:
+    url, many = postgres.url.render_as_string(hide_password=False), 250
+    heard: list[dict[str, Any]] = []
+    all_heard = asyncio.Event()
+
+    class Listener(Hub):
+        def hear(self, message: dict[str, Any]) -> None:
+            heard.append(message)
+            if message.get("wake") == [f"client-{many - 1}"]:
+                all_heard.set()
+
+    async def play() -> None:
+        listener = PostgresRelay(url, Listener())
+        teller = PostgresRelay(url, Hub())
+        tasks = [asyncio.create_task(relay.run()) for relay in (listener, teller)]
+        while not heard:  # it listens
+            await asyncio.sleep(0.01)
+        for index in range(many):
+            teller.send({"wake": [f"client-{index}"]})
+        async with asyncio.timeout(20):
+            await all_heard.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(play())
+    assert [message["wake"] for message in heard[1:]] == [[f"client-{index}"] for index in range(many)]
+
+
+def test_what_another_process_says_is_doubted_before_anybody_wakes() -> None:
+    hub = Hub()
+    told: list[str] = []
+    hub.on_news = lambda: told.append("doubt")
+
+    async def play() -> None:
+        with hub.polling("north") as north, hub.polling("south") as south:
+            hub.hear({"run": "demo", "progress": {"epoch": 1}})
+            assert told == []
+            hub.hear({"run": "demo", "about": ["north"]})
+            assert told == ["doubt"]
+            assert await north.wait(0)
+            assert not await south.wait(0)
+            hub.receive({"wake": ["south"]})  # of this process: what is remembered is known to be so
+            assert told == ["doubt"]
+
+    asyncio.run(play())
