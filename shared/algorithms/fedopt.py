@@ -47,7 +47,7 @@ class FedOpt(Algorithm[FedOptParameters]):
             m = chosen.beta1 * server.state["first_moment"][name] + (1 - chosen.beta1) * change
             v = self._second_moment(server.state["second_moment_excess"][name], change)
             first[name], excess[name] = m, v - chosen.tau**2
-            model[name] = x + chosen.server_learning_rate * m / (v.sqrt() + chosen.tau)
+            model[name] = x + chosen.server_learning_rate * m / (_find_root(v) + chosen.tau)
         return Combined(model=model, state={"first_moment": first, "second_moment_excess": excess})
 
     def _second_moment(self, excess: Tensor, change: Tensor) -> Tensor:
@@ -58,3 +58,15 @@ class FedOpt(Algorithm[FedOptParameters]):
         if chosen.variant == "adam":
             return chosen.beta2 * v + (1 - chosen.beta2) * square
         return v - (1 - chosen.beta2) * square * (v - square).sign()
+
+
+def _find_root(values: Tensor) -> Tensor:
+    """Of each value, correctly rounded, so that a round is replayed with the same bits on every processor.
+
+    The last bit of PyTorch's differs from one maker's processors to another's.
+    """
+    import numpy as np
+
+    roots = values.clone()
+    np.sqrt(roots.numpy(), out=roots.numpy())
+    return roots

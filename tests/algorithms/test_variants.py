@@ -6,6 +6,7 @@ linear or quadratic in w moves h and m only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from shared.algorithms.base import LocalRound
 from shared.algorithms.fednova import accumulated
+from shared.algorithms.fedopt import _find_root
 from shared.algorithms.fedprox import FedProx, FedProxParameters
 from shared.training.sgd import SGD
 from tests.helpers.quadratic_problem import FULL, PART, VECTORS, Federation, Round
@@ -169,3 +171,11 @@ def test_feddc_without_gradient_term_sends_the_model_alone(tmp_path: Path) -> No
     after = Federation(tmp_path, "feddc", {"gradient_term": False}, "u").last(PART)
     assert set(after.server) == {"drift"}
     assert all(set(kept) == {"drift"} for kept in after.kept)
+
+
+def test_roots_are_rounded_correctly_on_every_processor() -> None:
+    """A double's root, rounded to float32, is the root rounded once: it has more than twice the digits."""
+    values = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) * 1e-3
+    expected = torch.tensor([math.sqrt(value) for value in values.tolist()], dtype=torch.float32)
+    assert torch.equal(_find_root(values), expected)
+    assert torch.equal(_find_root(torch.tensor(2.25)), torch.tensor(1.5))

@@ -175,7 +175,7 @@ def test_files_for_tls_that_cannot_be_used_are_named(
         (key, certificate, f"tls_certificate: {key} holds no certificate in PEM"),
         (certificate, cut, "a file is damaged"),
         (certificate, tmp_path / "none.pem", "tls_key: there is no file"),
-        (tmp_path, key, "tls_certificate: there is no file"),
+        (tmp_path, key, f"tls_certificate: {tmp_path} is a folder, not a file"),
     ):
         monkeypatch.setenv("FEDDISCO_TLS_CERTIFICATE", str(first))
         monkeypatch.setenv("FEDDISCO_TLS_KEY", str(second))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -86,6 +86,14 @@ def test_two_rows_one_after_the_other_of_unusual_strides() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+def before_relu(layers: nn.Sequential, images: Tensor) -> Iterator[Tensor]:
+    values = images
+    for layer in layers:
+        if isinstance(layer, nn.ReLU):
+            yield values
+        values = layer(values)
+
+
 @given(
     batch=st.integers(1, 100),
     sizes=st.lists(st.integers(1, 70), min_size=1, max_size=3),
@@ -106,6 +114,7 @@ def test_linear_layers_behind_a_row(batch: int, sizes: list[int], last: bool, se
     plain.load_state_dict(ours.state_dict())
     assert accelerated(ours) == 1 + len(sizes)
     images, wanted = torch.randn(batch, 2, 6, 7), torch.randn(batch, sizes[-1])
+    assume(all(bool((value.abs() > 1e-5).all()) for value in before_relu(plain, images)))  # rounding decides
     for one, other in zip(gradients(ours, images, wanted), gradients(plain, images, wanted), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.abs().max())))
 

@@ -28,7 +28,7 @@ def threads() -> Iterator[Threads]:
 
 
 class Commits:
-    """Whether each commit of an engine waits for the disk, as the database itself says just before it."""
+    """Whether each commit of what was written waits for the disk, as the database says just before it."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.durable: list[bool] = []
@@ -39,6 +39,9 @@ class Commits:
         sa.event.listen(engine, "commit", self._note)
 
     def _note(self, connection: sa.Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("postgresql_readonly") or options.get("isolation_level") == "AUTOCOMMIT":
+            return
         self.durable.append(str(connection.exec_driver_sql(self._question).scalar_one()) == self._yes)
 
 
