@@ -123,7 +123,8 @@ def train(
     )
     loss = find_loss(task, local, examples, device)
     loop = _Loop(task, algorithm, state, local, device, precision, loss)
-    if is_cross_entropy(task, local) and type(algorithm).extra_loss is Algorithm.extra_loss:
+    is_alone = is_cross_entropy(task, local) and type(algorithm).extra_loss is Algorithm.extra_loss
+    if is_alone and precision == "float32":
         loop.gradients = gradients
     smallest = smallest_batch(model)
     check_batches(local, len(examples), smallest)
@@ -222,9 +223,7 @@ class _Loop:
 
     def _fill_at_once(self, inputs: Tensor, targets: Tensor) -> bool:
         """Without autograd, where that is possible."""
-        if self.gradients is None or self.dtype is not None:
-            return False
-        loss = self.gradients(inputs, targets)
+        loss = None if self.gradients is None else self.gradients(inputs, targets)
         if loss is not None:
             self._sum += loss
         return loss is not None

@@ -79,19 +79,21 @@ def _find_weights(task: Task, given: str | tuple[float, ...], examples: Examples
 
 def is_cross_entropy(task: Task, local: LocalTraining) -> bool:
     """Whether the loss is the plain cross-entropy of the classes, all of them alike."""
+    return local.loss is None and local.class_weights is None and _is_of_classes(task)
+
+
+def _is_of_classes(task: Task) -> bool:
+    """Whether the task's own loss is the cross-entropy of its classes."""
     from shared.tasks.base import Task
 
-    own = local.loss is not None or local.class_weights is not None
-    return not own and type(task).loss is Task.loss and task.outputs == len(task.classes)
+    return type(task).loss is Task.loss and task.outputs == len(task.classes)
 
 
 def check_local(task: Task, local: LocalTraining) -> None:
     """Raises InvalidConfiguration for class weights where the loss is no cross-entropy of the classes."""
-    from shared.tasks.base import Task
-
     if local.class_weights is None:
         return
-    if type(task).loss is not Task.loss or task.outputs != len(task.classes):
+    if not _is_of_classes(task):
         raise InvalidConfiguration(
             f"local.class_weights: the loss of task {task.name!r} is no plain cross-entropy of its classes",
             hint="Leave them out, or name a loss of your own in local.loss.",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,21 @@ from torch.autograd.function import once_differentiable
 
 from simulation.kernels.native.library import Linear, Shape, Texts, load_library
 
-__all__ = ["Block", "LinearLayer", "Row", "accelerate_rows", "call", "is_heard", "lanes_for", "lanes_of"]
+__all__ = [
+    "Block",
+    "LinearLayer",
+    "Row",
+    "accelerate_rows",
+    "call",
+    "is_heard",
+    "is_known_linear",
+    "lanes_for",
+    "lanes_of",
+    "plan_layers",
+]
+
+Plan = list[tuple[Shape | Linear, tuple[int, ...]]]
+"""For each layer what the kernels are told, and the sizes of what it gives, lanes last."""
 
 LANES = 16
 """Batches are filled up to a multiple of so many with zeros."""
@@ -93,7 +107,7 @@ class Block:
     modules: Sequence[nn.Module]
     layers: Sequence[Row | LinearLayer]
     computed: bool = False  # by the kernels, in the forward pass that goes on
-    steps: dict[tuple[int, ...], list[tuple[Shape | Linear, tuple[int, ...]]]] = field(default_factory=dict)
+    plans: dict[tuple[int, ...], Plan] = field(default_factory=dict)
 
     def take_over(self) -> None:
         first, *others = self.modules
@@ -122,22 +136,23 @@ class Block:
             )
         if images.dim() != 4:
             raise ValueError(f"{self.modules[0]} got {tuple(images.shape)}, expected (B, C, H, W)")
-        if (shape := tuple(images.shape)) not in self.steps:
-            self.steps[shape] = self.plan(shape)
+        if (shape := tuple(images.shape)) not in self.plans:
+            self.plans[shape] = plan_layers(self.layers, shape[1:], lanes_for(len(images)))
         parameters = [p for step in self.layers for p in step.parameters()]
-        return cast(Tensor, _Computed.apply(images, self.steps[shape], *parameters))
+        return cast(Tensor, _Computed.apply(images, self.plans[shape], *parameters))
 
-    def plan(self, shape: tuple[int, ...]) -> list[tuple[Shape | Linear, tuple[int, ...]]]:
-        """For each layer what the kernels are told, and the sizes of what it gives."""
-        batch, *sizes = shape
-        given, lanes, plan = tuple(sizes), lanes_for(batch), list[tuple[Shape | Linear, tuple[int, ...]]]()
-        for layer in self.layers:
-            told, given = layer.shape(given, lanes)
-            plan.append((told, (*given, lanes)))
-        return plan
+
+def plan_layers(layers: Sequence[Row | LinearLayer], given: tuple[int, ...], lanes: int) -> Plan:
+    """For images (C, H, W) of so many lanes; raises ValueError if a layer cannot take what comes to it."""
+    plan = Plan()
+    for layer in layers:
+        told, given = layer.shape(given, lanes)
+        plan.append((told, (*given, lanes)))
+    return plan
 
 
 def is_heard(module: nn.Module) -> bool:
+    """Whether somebody is told what it gets or gives."""
     forward = module._forward_hooks or module._forward_pre_hooks
     return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
@@ -180,13 +195,15 @@ def _find_linear(modules: Sequence[nn.Module], uses: Counter[nn.Module]) -> list
         return []
     found = []
     for layer, following in pairwise((*modules[1:], nn.Identity())):
-        if type(layer) is nn.Linear:
-            if layer.bias is None or layer.weight.dtype != torch.float32 or uses[layer] > 1:
-                break
+        if is_known_linear(layer) and uses[layer] < 2:
             found.append(LinearLayer(layer, type(following) is nn.ReLU and uses[following] < 2))
         elif not (found and found[-1].rectified and type(layer) is nn.ReLU):
             break
     return found
+
+
+def is_known_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == torch.float32
 
 
 def _is_known(layer: nn.Conv2d) -> bool:
@@ -210,12 +227,10 @@ class _Computed(torch.autograd.Function):
     """ReLU after max-pooling instead of before it: the same values and gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, steps: list[tuple[Shape | Linear, tuple[int, ...]]], *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, images: Tensor, plan: Plan, *parameters: Tensor) -> Tensor:
         library, kept = load_library(), list[Tensor]()
         values = lanes_of(images)
-        for (told, sizes), weight, bias in zip(steps, parameters[::2], parameters[1::2], strict=True):
+        for (told, sizes), weight, bias in zip(plan, parameters[::2], parameters[1::2], strict=True):
             weight, given = weight.contiguous(), values
             values = torch.empty(sizes)
             if isinstance(told, Shape):
@@ -225,7 +240,7 @@ class _Computed(torch.autograd.Function):
             else:
                 call(library.linear_forward, told, given, weight, bias.contiguous(), values)
                 kept += given, weight, values
-        ctx.steps, ctx.batch = steps, len(images)
+        ctx.plan, ctx.batch = plan, len(images)
         ctx.save_for_backward(*kept)
         return batch_first(values, len(images))
 
@@ -235,7 +250,7 @@ class _Computed(torch.autograd.Function):
         library, kept = load_library(), ctx.saved_tensors
         results = list[Tensor]()
         of_values: Tensor | None = lanes_of(gradient)
-        for number, (told, _) in reversed(list(enumerate(ctx.steps))):
+        for number, (told, _) in reversed(list(enumerate(ctx.plan))):
             given, weight, passed = kept[3 * number : 3 * number + 3]
             of_weight, of_bias = torch.empty_like(weight), torch.empty(len(weight))
             of_given = torch.empty_like(given) if number or ctx.needs_input_grad[0] else None

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from shared.models.base import Model
-from simulation.kernels.native.layers import Block, LinearLayer, Row, is_heard, lanes_of
+from simulation.kernels.native.layers import (
+    Block,
+    LinearLayer,
+    Row,
+    is_heard,
+    is_known_linear,
+    lanes_of,
+    plan_layers,
+)
 from simulation.kernels.native.library import Layer, Shape, load_library
 
 __all__ = ["Network", "find_network"]
@@ -72,11 +80,10 @@ class Network:
     def _make_plan(self, sizes: tuple[int, ...]) -> _Plan:
         *given, lanes = sizes
         layers, filled, gradients = (Layer * len(self.layers))(), list[Tensor](), list[Tensor]()
-        expected = tuple(given)
-        for number, (layer, step) in enumerate(zip(layers, self.layers, strict=True)):
-            before = torch.empty(*expected, lanes) if number else None
-            told, expected = step.shape(expected, lanes)
-            out, which = torch.empty(*expected, lanes), torch.empty(*expected, lanes, dtype=torch.uint8)
+        before: Tensor | None = None
+        plan = plan_layers(self.layers, tuple(given), lanes)
+        for layer, step, (told, made) in zip(layers, self.layers, plan, strict=True):
+            out, which = torch.empty(made), torch.empty(made, dtype=torch.uint8)
             of_weight, of_bias = torch.empty_like(step.layer.weight), torch.empty(len(step.layer.weight))
             layer.is_row = isinstance(told, Shape)
             if isinstance(told, Shape):
@@ -88,6 +95,7 @@ class Network:
             layer.of_given = None if before is None else before.data_ptr()
             gradients += of_weight, of_bias
             filled += [out, which] if before is None else [out, which, before]
+            before = torch.empty(made)  # the next layer's gradient of what this one gives
         return _Plan(layers, gradients, filled)
 
 
@@ -98,7 +106,7 @@ def find_network(model: nn.Module, blocks: list[Block]) -> Network | None:
     features, classifier, (block,) = model.features, model.classifier, blocks
     if type(features) is not nn.Sequential or list(features) != list(block.modules):
         return None
-    if type(classifier) is not nn.Linear or classifier.bias is None:
+    if not is_known_linear(classifier):
         return None
     if not isinstance(block.layers[-1], LinearLayer) or len(list(model.buffers())):
         return None
