@@ -10,8 +10,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from server.blobs import BlobStore, Incoming
-from server.web.admission import LARGEST_ANNOUNCED
-from server.web.numbers import parse_whole
+from server.web.numbers import LARGEST_ANNOUNCED, parse_whole
 from shared.problems import InvalidRequest, Truncated, UnsupportedMediaType
 from shared.wire.digests import parse_content_digest
 

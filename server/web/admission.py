@@ -19,14 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.settings import Settings
 from server.web.calls import Call, brings_list, classify
 from server.web.limits import Places, Rate
-from server.web.numbers import parse_whole
+from server.web.numbers import LARGEST_ANNOUNCED, parse_whole
 from server.web.security import ADMIN, Guard, KnownClient, Owner, find_bearer, read_bearer
 from shared.addresses import is_loopback
 from shared.problems import MissingToken, Problem, TooLarge, Unauthorised
 
-__all__ = ["LARGEST_ANNOUNCED", "SMALL_JSON_BYTES", "Admission", "Gate"]
+__all__ = ["SMALL_JSON_BYTES", "Admission", "Gate"]
 
-LARGEST_ANNOUNCED = 2**63 - 1
 SMALL_JSON_BYTES = 2**16
 """For JSON that holds a few numbers and sentences."""
 PACE_BYTES = 2**15

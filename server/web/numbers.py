@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["parse_whole"]
+__all__ = ["LARGEST_ANNOUNCED", "parse_whole"]
+
+LARGEST_ANNOUNCED = 2**63 - 1
+"""Bytes of a body that a header may announce."""
 
 
 def parse_whole(text: str, largest: int) -> int | None:

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.settings import Settings
+from server.web.large_bodies import LARGE_BYTES, LargeBody
 from server.web.limits import Places
+from server.web.numbers import LARGEST_ANNOUNCED, parse_whole
 from shared.addresses import is_loopback
 from shared.problems import Busy, HeadersTooLarge, Problem, RequestTimeout, TooManyRequests
 
@@ -75,6 +78,13 @@ def bound_protocol(connections: Connections) -> type[HttpToolsProtocol]:
     return Bounded
 
 
+def _make_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """As uvicorn makes it for a new connection."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
 class _BoundedProtocol(HttpToolsProtocol):
     """One connection. A timer runs while headers are awaited, a refused body goes on, or nobody reads."""
 
@@ -89,6 +99,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._request_ended = False
+        self._body_remaining = 0  # of a length that the headers gave; less than 0 in one of chunks
 
     # ------------------------------------------------------------ the connection
 
@@ -125,7 +136,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
+        if self._body_remaining > LARGE_BYTES and not self.transport.is_closing():
+            self._receive_by(LargeBody(self, self._body_remaining))
+        elif self._in_head and self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
             self._refuse(HeadersTooLarge(f"the headers have more than {HEADER_BYTES} bytes"))
 
     def on_message_begin(self) -> None:
@@ -138,12 +151,48 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        self._body_remaining = self._find_length()
+
+    def _find_length(self) -> int:
+        """Bytes of the body that begins; 0 if the headers do not say. The parser refuses two lengths."""
+        if self.parser.should_upgrade():
+            return 0
+        for name, value in self.headers:
+            if name == b"content-length":
+                return parse_whole(value.decode("latin-1"), LARGEST_ANNOUNCED) or 0
+        return 0
+
+    def on_body(self, body: bytes) -> None:
+        self._body_remaining -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._body_remaining = 0
         self._request_ended = True
         if self.cycle is not None and self.cycle.response_complete:  # refused before its body was here
             self._start_timer(self.timeout_keep_alive, self._close)
+
+    def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hear the transport through ``protocol`` from the next byte on."""
+        if not self.flow.read_paused:  # uvloop keeps to the old one as long as it reads
+            self.transport.pause_reading()
+        self.transport.set_protocol(protocol)
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def end_large_body(self) -> None:
+        """The parser, which still waits for the body, is replaced."""
+        self._receive_by(self)
+        self.parser = _make_parser(self)
+        self.on_message_complete()
+
+    def note_traffic(self) -> None:
+        """Whoever still sends is not idle."""
+        self._unset_keepalive_if_required()
+
+    def pause_reading(self) -> None:
+        self.flow.pause_reading()
 
     def _begin_head(self) -> None:
         self._in_head, self._head_bytes, self._request_ended = True, 0, False
