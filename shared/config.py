@@ -28,7 +28,7 @@ from shared.schedules import CONSTANT, Schedule
 from shared.secure.ring import SMALLEST_SUM, Bits, Ring
 from shared.texts import find_nearest
 from shared.travelling import find_conflict as find_travelling_conflict
-from shared.value_faults import drop_consequences, say_value_fault
+from shared.value_faults import list_faults, say_value_fault
 from shared.vocabulary import AnyMetric, Metric, Slug
 from shared.weightings import AnyWeighting as Weighting
 from shared.weightings.base import Need
@@ -157,7 +157,7 @@ class LocalTraining(Frozen):
         if len(given) != 1:
             raise ValueError(f"give one of {', '.join(_AMOUNTS)}, received {given}")
         if self.steps_range is not None and self.steps_range[0] > self.steps_range[1]:
-            raise ValueError(f"steps_range goes from the lowest to the highest, received {self.steps_range}")
+            raise ValueError("steps_range goes from the lowest to the highest")
         return self
 
 
@@ -259,11 +259,12 @@ def split_tags(text: str) -> tuple[str, ...]:
 
 def describe_faults(error: ValidationError) -> str:
     """Each field, what is wrong with it, and the value received."""
-    return "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {_say_fault(dict(fault))} "
-        f"(received {fault['input']!r:.80})"
-        for fault in drop_consequences([dict(fault) for fault in error.errors()])
-    )
+    said = []
+    for fault in list_faults(error.errors()):
+        what, received = _say_fault(fault), f"{fault['input']!r:.80}"
+        known = "" if what.startswith(received) else f" (received {received})"
+        said.append(f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {what}{known}")
+    return "; ".join(said)
 
 
 def _say_fault(fault: Mapping[str, Any]) -> str:
@@ -367,7 +368,8 @@ class RunConfig(Frozen):
     metrics: tuple[Annotated[str, AfterValidator(check_metric)], ...] = Field(
         (),
         max_length=32,
-        description="further scores of each evaluation: balanced_accuracy, sensitivity:CLASS, ...",
+        description="further scores of each evaluation: balanced_accuracy, sensitivity:CLASS, ...; "
+        "empty: loss and accuracy alone",
     )
     headline: ScoreName | None = Field(
         None, description="the score that is shown first; None: the accuracy, or the loss where there is none"
@@ -443,7 +445,7 @@ class RunConfig(Frozen):
     @classmethod
     def _distinct(cls, classes: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if classes is not None and (len(set(classes)) != len(classes) or len(classes) < 2):
-            raise ValueError(f"needs at least two distinct class names, received {list(classes)}")
+            raise ValueError("needs at least two distinct class names")
         return classes
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.problems import InvalidConfiguration
+from shared.texts import find_nearest
 
 __all__ = ["CONFUSION", "OF_A_CLASS", "OVER_ALL", "check_metric", "check_metrics"]
 
@@ -27,8 +28,11 @@ def check_metric(name: str) -> str:
     kind, colon, label = name.partition(":")
     if (kind in OF_A_CLASS and label) if colon else kind in OVER_ALL:
         return name
-    of_class = ", ".join(f"{each}:CLASS" for each in OF_A_CLASS)
-    raise ValueError(f"metric {name!r} is none of {', '.join(OVER_ALL)}, {of_class}")
+    if name in ("accuracy", "loss"):
+        raise ValueError("is in every evaluation: leave it out")
+    known = (*OVER_ALL, *(f"{each}:CLASS" for each in OF_A_CLASS))
+    near = find_nearest(name, known)
+    raise ValueError(f"did you mean {near[0]}?" if near else f"is none of {', '.join(known)}")
 
 
 def check_metrics(names: Sequence[str], classes: Sequence[str], outputs: int | None = None) -> None:

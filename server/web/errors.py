@@ -25,6 +25,7 @@ from shared.problems import (
     Unauthorised,
     UnsupportedMediaType,
 )
+from shared.value_faults import list_faults
 
 __all__ = [
     "MEDIA_TYPE",
@@ -67,7 +68,7 @@ def describe_invalid(errors: Sequence[Any]) -> InvalidRequest:
             "message": error["msg"],
             "received": HIDDEN if SECRET in error["loc"] else _shorten(error.get("input")),
         }
-        for error in errors
+        for error in list_faults(errors)
     ]
     first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -45,7 +45,29 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         ("name: x\nround: 2\n", r"round: there is no such key; did you mean rounds\? \(received 2\)"),
         ("name: x\nlocal: {epoch: 2}\n", r"local\.epoch: there is no such key; did you mean epochs\?"),
         ("name: x\nlocal: 3\n", r"local: has to be keys with values \(received 3\)"),
-        ("name: x\npartition: iid\nrounds: 0\n", r"rounds: .*partition: 'iid' is none of iid:N"),
+        (
+            "name: x\npartition: iid\nrounds: 0\n",
+            r"rounds: .*partition: 'iid' is none of iid:N[^']*$",
+        ),
+        (
+            "name: x\nweighting: {kind: disco, metric: klx}\n",
+            r"valid: weighting.disco.metric: Input should be 'kl', 'l1', 'l2' or 'cosine', or "
+            r"package.module:attribute \(received 'klx'\)\.$",
+        ),
+        (
+            "name: x\nlocal: {class_weights: even}\n",
+            r"class_weights: Input should be 'balanced', or a list",
+        ),
+        (
+            "name: x\nlocal: {class_weights: [1, -1]}\n",
+            r"local.class_weights.1: Input should be gr[^;]*$",
+        ),
+        ("name: x\nlocal: {loss: 3}\n", r"local\.loss: Input should be text: put it in quotes, '3' \("),
+        ("name: x\nlocal: {loss: huber}\n", r"local\.loss: Input should be package.module:attribute \("),
+        (
+            "name: x\nparticipants: {evaluators: hospital}\n",
+            r"valid: participants.evaluators: Input should be 'anyone', or a list \(received 'hospital'\)\.$",
+        ),
         ("name: [", r"is not YAML \(line 1, column 8\)"),
         ("name: x\nlocal:\n\tepochs: 1\n", r"is not YAML \(line 3, column 1\).* YAML takes no tabs"),
         ("# nothing\n", "is empty"),

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from sklearn import metrics as sklearn_metrics
 
 import feddisco
 from shared.config import RunConfig
 from shared.metric_names import OF_A_CLASS, OVER_ALL, check_metrics
 from shared.problems import InvalidConfiguration
+from shared.run_files import check_config
 from shared.scores import is_lower_better
 from shared.training.metrics import compute_confusion, compute_metrics
 
@@ -90,10 +90,26 @@ def test_what_a_test_set_leaves_undefined_is_left_out() -> None:
     assert alone["balanced_accuracy"] == 1
 
 
-@pytest.mark.parametrize("name", ["accurcy", "sensitivity", "macro_f1:owl", "sensitivity:", ":owl"])
-def test_a_name_that_is_no_metric_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="is none of auroc, balanced_accuracy"):
-        RunConfig.model_validate({"name": "a", "metrics": [name]})
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("auc", r"did you mean auroc\? \(received 'auc'\)\.$"),
+        ("sensitivity", "did you mean sensitivity:CLASS"),
+        ("macro_f1:owl", "did you mean"),
+        ("sensitivity:", "did you mean sensitivity:CLASS"),
+        ("accuracy", "is in every evaluation: leave it out"),
+        ("zzz", "metrics.0: is none of auroc, balanced_accuracy"),
+        (":owl", "metrics.0: is none of auroc, balanced_accuracy"),
+    ],
+)
+def test_a_name_that_is_no_metric_is_refused_once(name: str, said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said) as refused:
+        check_config({"name": "a", "metrics": [name]}, "run.yaml")
+    assert str(refused.value).count(repr(name)) == 1
+
+
+def test_no_metrics_is_what_a_run_has_that_names_none() -> None:
+    assert RunConfig(name="a", metrics=()) == RunConfig(name="a")
 
 
 def test_a_class_that_the_run_has_not_and_a_task_without_classes() -> None:

@@ -107,7 +107,11 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
         ("epsilon: .nan\n", "line 1: epsilon: "),
         ("epsilon: 0\n", "line 1: epsilon: "),
         ("disclosure: nothing\n", "line 1: disclosure: input should be 'none', 'noised' or 'exact'"),
-        ("metrics:\n- kl\n- l3\n", "line 3: metrics: "),
+        (
+            "metrics:\n- kl\n- l3\n",
+            "line 3: metrics: input should be 'kl', 'l1', 'l2' or 'cosine', or package.module:attribute, "
+            "received 'l3'.",
+        ),
         ("targets: uniform\n", "line 1: targets: "),
         ("runs: []\n", "line 1: runs: "),
         ("runs:\n  - a\n  - 7\n", "line 3: runs: input should be text: put it in quotes, '7', received 7"),

@@ -56,6 +56,12 @@ def test_algorithms_are_patterns_with_commas_between(monkeypatch: pytest.MonkeyP
     assert load({"algorithms": "one:A"}).algorithms == ("one:A",)
 
 
+def test_a_mistyped_metric_is_told_once() -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        load({"metrics": "klx"})
+    assert str(refused.value).count("--metrics") == 1
+
+
 def test_the_join_code_comes_from_its_file_without_the_line_end(tmp_path: Path) -> None:
     path = tmp_path / "code"
     path.write_text("  the-code\n")

@@ -18,7 +18,7 @@ from shared import algorithms, tasks
 from shared.documents import find_lines, parse_yaml
 from shared.problems import InvalidConfiguration
 from shared.texts import find_nearest
-from shared.value_faults import drop_consequences, say_value_fault
+from shared.value_faults import list_faults, say_value_fault
 from worker.policy import DEALT, OWN, Policy, SitePolicy
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def parse_policy(text: str, path: Path) -> PolicyFile:
     try:
         policy = Policy.model_validate(document)
     except ValidationError as error:
-        faults = drop_consequences([dict(fault) for fault in error.errors(include_url=False)])
+        faults = list_faults(error.errors(include_url=False))
         said = sorted({(_find_line(lines, fault["loc"]), _describe(fault)) for fault in faults})
         raise InvalidConfiguration(
             "; ".join(f"{path} line {line}: {what}" for line, what in said) + "."

@@ -110,11 +110,14 @@ def test_the_reference_lists_every_call(at: Live) -> None:
 
 
 def test_refusals_name_field_and_value(at: Live) -> None:
-    answer = at.admin.post("/runs", json={"config": {"name": "Demo", "rounds": 0}})
+    config = {"name": "Demo", "rounds": 0, "local": {"optimizer": "sgdd"}}
+    answer = at.admin.post("/runs", json={"config": config})
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert (problem["status"], problem["code"]) == (422, "invalid-request")
-    assert {error["field"] for error in problem["errors"]} == {"body.config.name", "body.config.rounds"}
+    assert {error["field"] for error in problem["errors"]} == {
+        *("body.config.name", "body.config.rounds", "body.config.local.optimizer")
+    }
     assert "'Demo'" in problem["detail"]
 
 

@@ -285,7 +285,8 @@ def test_a_token_that_is_not_random_bits_is_refused_and_not_repeated(at: Live, b
     answer = at.http(JOIN).post("/clients", json=body)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.token")
     assert "easily-guessed" not in answer.text
-    missing = describe_invalid([{"loc": ("body", "name"), "msg": "Field required", "input": body}])
+    fault = {"type": "missing", "loc": ("body", "name"), "msg": "Field required", "input": body}
+    missing = describe_invalid([fault])
     assert "easily-guessed" not in str(missing.as_json())
 
 
