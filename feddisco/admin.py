@@ -353,7 +353,11 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
     except OSError as error:
         raise InvalidConfiguration(f"The configuration {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise InvalidConfiguration(f"The configuration {path} is not YAML: {error}") from None
+        from shared.documents import describe_bytes
+
+        raise InvalidConfiguration(
+            f"The configuration {path} {describe_bytes(error)}.", hint="Save it as UTF-8."
+        ) from None
     return read_config(text, f"The configuration {path}", **changes)
 
 

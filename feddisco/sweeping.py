@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from feddisco.admin import check_config, load_config
 from feddisco.result_tables import tabulate_rounds, tabulate_runs
 from shared.config import RunConfig
+from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ def read_choice(text: str) -> tuple[str, list[Any]]:
     ('weighting', [{'kind': 'sizes'}, {'kind': 'disco', 'a': 0.5}])
     """
     name, equals, values = text.partition("=")
-    try:
-        found = yaml.safe_load(f"[{values}]")
-    except yaml.YAMLError:
-        found = None
+    found = parse_yaml(f"[{values}]", f"--set {text!r}")
     if not (name.strip() and equals and found):
         raise InvalidConfiguration(
             f"--set {text!r} is no setting with values.", hint="Write --set weighting.a=0,0.5,1, for example."

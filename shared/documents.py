@@ -7,18 +7,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from yaml.reader import Reader
 
 from shared.problems import InvalidConfiguration
 
-__all__ = ["find_lines", "parse_json", "parse_yaml"]
+__all__ = ["describe_bytes", "find_lines", "parse_json", "parse_yaml"]
 
 
 def parse_yaml(text: str, where: object) -> Any:
     """The document in ``text``, of plain values only; ``where`` it stands is for the errors.
 
     Raises:
-        InvalidConfiguration: not YAML, or a mapping has a key twice; names both lines.
+        InvalidConfiguration: not YAML, a mapping has a key twice (names both lines), or aliases write out too
+            much.
     """
+    if found := Reader.NON_PRINTABLE.search(text):
+        lines = f"{text[: found.start()]}.".splitlines()  # all others there end lines in YAML, too
+        raise InvalidConfiguration(
+            f"{where} is not YAML (line {len(lines)}, column {len(lines[-1])}): a character "
+            f"U+{ord(found[0]):04X}.",
+            hint="Remove it, or save the file as UTF-8.",
+        )
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except _Twice as twice:
@@ -38,6 +47,19 @@ def parse_yaml(text: str, where: object) -> Any:
         raise InvalidConfiguration(f"{where} is not YAML: {error}") from None
     except RecursionError:
         raise InvalidConfiguration(f"{where} has lists or keys in one another too deeply.") from None
+
+
+def describe_bytes(error: UnicodeDecodeError) -> str:
+    r"""What is wrong with a file that is not UTF-8, and where.
+
+    >>> try:
+    ...     b"a: 1\nb: \xe4".decode()
+    ... except UnicodeDecodeError as error:
+    ...     describe_bytes(error)
+    'is not UTF-8 (line 2)'
+    """
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return f"is not UTF-8 (line {line})"
 
 
 def find_lines(text: str) -> dict[tuple[str | int, ...], int]:
@@ -69,6 +91,8 @@ def parse_json(text: str) -> Any:
 
 
 _LONGEST_NUMBER = 64
+_MOST_BY_ALIASES = 10_000
+"""Values that all aliases of a document may stand for together: few lines can write out billions."""
 
 
 class _Twice(Exception):
@@ -83,6 +107,31 @@ class _Unclear(yaml.MarkedYAMLError):
 
 class _Loader(yaml.SafeLoader):
     """Looks at keys before merges (``<<``) are carried out, which override on purpose."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = self._by_aliases = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Counts values as if aliases were written out."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        is_alias, before = isinstance(event, yaml.AliasEvent), self._values
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if not is_alias:
+            self._values += 1
+            self._sizes[node] = self._values - before
+            return node
+        if node not in self._sizes:
+            raise _Unclear(None, None, f"*{event.anchor} is within what it stands for", event.start_mark)
+        self._values += self._sizes[node]
+        self._by_aliases += self._sizes[node]
+        if self._by_aliases > _MOST_BY_ALIASES:
+            problem = f"aliases stand for more than {_MOST_BY_ALIASES} values"
+            raise _Unclear(None, None, problem, event.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -68,9 +68,17 @@ def test_a_setting_that_is_none_is_refused_before_anything_runs(
     assert not (tmp_path / "sweep").exists()
 
 
-@pytest.mark.parametrize("text", ["weighting.a", "=1", "weighting.a=", "weighting.a=[1"])
-def test_a_choice_without_a_value_is_refused(text: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="no setting with values"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "no setting with values") for text in ("weighting.a", "=1", "weighting.a=")),
+        ("weighting.a=[1", r"'weighting.a=\[1' is not YAML"),
+        ("seed=2024-13-45", "cannot be read"),
+        ("seed=&a [*a]", "within what it stands for"),
+    ],
+)
+def test_a_choice_without_a_value_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
         read_choice(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from feddisco.admin import load_config
 from shared.documents import parse_json, parse_yaml
 from shared.problems import InvalidConfiguration
+from worker.policy.document import read_policy
 from worker.settings import load
 
 
@@ -46,11 +48,47 @@ def test_d8_a_key_that_is_there_twice_is_refused_with_both_lines(tmp_path: Path)
         ("wait: 1:30", "1:30 is of base 60 to YAML"),
         ("wait: -1:30.5", "of base 60"),
         ("[" * 3000, "in one another too deeply"),
+        ("a: 1\nb: x\0y\n", r"here is not YAML \(line 2, column 5\): a character U\+0000\. .* as UTF-8"),
+        ("a: 1\r\n\u2028b: \x1b[1m", r"line 3, column 4\): a character U\+001B"),
+        ("\x7f", r"line 1, column 1\): a character U\+007F"),
+        ("a: \ud800", r"line 1, column 4\): a character U\+D800"),
+        ("a: &a [1, *a]", r"here is unclear \(line 1, column 11\): \*a is within what it stands for"),
+        ("a: &a {<<: *a}", r"\*a is within what it stands for"),
+        ("a: &a\n  b: {c: [*a]}", r"line 2, column 11\): \*a is within what it stands for"),
+        ("a: *b", "undefined alias 'b'"),
     ],
 )
 def test_other_documents_that_are_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         parse_yaml(text, "here")
+
+
+LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 30)
+)
+
+
+@pytest.mark.parametrize("bomb", [LAUGHS, MERGES])
+def test_aliases_that_write_out_billions_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
+    said = r"is unclear \(line [567], column \d+\): aliases stand for more than 10000 values"
+    path = tmp_path / "file.yaml"
+    path.write_text(bomb)
+    began = time.process_time()
+    for read in (load_config, read_policy):
+        with pytest.raises(InvalidConfiguration, match=said):
+            read(path)
+    assert time.process_time() - began < 1
+
+
+def test_a_file_that_is_not_utf_8_is_told_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_bytes("name: a\ntags: [ähnlich]\n".encode("latin-1"))
+    for read in (load_config, read_policy):
+        with pytest.raises(InvalidConfiguration, match=r"is not UTF-8 \(line 2\)\. Save it as UTF-8"):
+            read(path)
 
 
 def test_plain_numbers_stay_numbers() -> None:

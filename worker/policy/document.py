@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from shared import algorithms, tasks
-from shared.documents import find_lines, parse_yaml
+from shared.documents import describe_bytes, find_lines, parse_yaml
 from shared.problems import InvalidConfiguration
 from shared.texts import find_nearest
 from shared.value_faults import list_faults, say_value_fault
@@ -107,8 +107,10 @@ def _read_text(path: Path) -> str:
             f"the policy {path} cannot be read: {error.strerror}.",
             hint="Name a file that this user may read.",
         ) from None
-    except UnicodeDecodeError:
-        raise InvalidConfiguration(f"the policy {path} is not UTF-8.", hint="Save it as UTF-8.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfiguration(
+            f"the policy {path} {describe_bytes(error)}.", hint="Save it as UTF-8."
+        ) from None
 
 
 def _find_line(lines: Mapping[tuple[str | int, ...], int], place: tuple[str | int, ...]) -> int:
