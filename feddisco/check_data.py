@@ -123,11 +123,11 @@ def _say_folders(task: Task, source: Path | None, say: Callable[[str], None]) ->
             for name, number in other_folders(archive, split, task).items():
                 say(
                     f"{split}: the folder {printable(name)!r} ({number} images) is none of the classes. "
-                    f"{ask_nearest(name, task.classes, mappable=True)}".rstrip()
+                    f"{task.ask_class(name)}".rstrip()
                 )
         parts = {part for name in archive.names for part in name.split("/")[:-1]}
     for name in sorted(set(task.labels) - parts):
-        say(f"labels: nothing here is called {name!r}.")
+        say(f"labels: nothing here is called {name!r}. {ask_nearest(name, parts)}".rstrip())
 
 
 def _say_images(task: Task, source: Path | None, say: Callable[[str], None]) -> None:

@@ -23,13 +23,16 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 def find_nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     """The names, at most ``most``, that somebody who wrote ``name`` may have meant, the likeliest first.
 
-    >>> find_nearest("Nevi", ["melanoma", "nevus"])
-    ['nevus']
+    Capitals and spaces around are no matter.
+
+    >>> find_nearest("Nevi", ["melanoma", "nevus"]), find_nearest("   A ", ["a", "b"])
+    (['nevus'], ['a'])
     """
     import difflib  # rarely needed
 
-    by_fold = {one.casefold(): one for one in known}
-    return [by_fold[fold] for fold in difflib.get_close_matches(name.casefold(), by_fold, most, cutoff=0.5)]
+    by_fold = {one.strip().casefold(): one for one in known}
+    near = difflib.get_close_matches(name.strip().casefold(), by_fold, most, cutoff=0.5)
+    return [by_fold[fold] for fold in near]
 
 
 def escape_controls(text: str) -> str:

@@ -99,6 +99,23 @@ class Task(ABC):
         label = self.labels.get(name, name)
         return label if label in self.classes else None
 
+    def guess_class(self, name: str) -> tuple[str, str] | None:
+        """The class that an unknown name in the data may mean, and how a site says so; None if none is near.
+
+        For the site alone. Names that its map has count, too, as they may be mistyped there.
+        """
+        near = find_nearest(name, [*self.classes, *self.labels])
+        if not near:
+            return None
+        label = self.labels.get(near[0], near[0])
+        return label, f"--labels '{json.dumps({**self.labels, name: label}, ensure_ascii=False)}'"
+
+    def ask_class(self, name: str) -> str:
+        """As :meth:`guess_class`, as a question; empty if no class is near."""
+        if (guess := self.guess_class(name)) is None:
+            return ""
+        return f"Did you mean {guess[0]}? Rename it, or start the worker with {guess[1]}."
+
     def prepare(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """A batch as the model takes it, float32: normalised, and augmented when a generator is given.
 
@@ -189,18 +206,11 @@ class LoadCall:
         return hashlib.sha256(repr((told, self.fingerprint)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def ask_nearest(name: str, classes: Iterable[str], *, mappable: bool = False) -> str:
-    """A question with the class that ``name`` may mean; empty if none is near.
-
-    ``mappable``: and how a site says so.
+def ask_nearest(name: str, names: Iterable[str]) -> str:
+    """A question with the one of ``names`` that ``name`` may mean; empty if none is near.
 
     >>> ask_nearest("Nevi", ["melanoma", "nevus"])
     'Did you mean nevus?'
     """
-    near = find_nearest(name, classes)
-    if not near:
-        return ""
-    how = (
-        f" Rename it, or start the worker with --labels '{json.dumps({name: near[0]})}'." if mappable else ""
-    )
-    return f"Did you mean {near[0]}?{how}"
+    near = find_nearest(name, names)
+    return f"Did you mean {near[0]}?" if near else ""

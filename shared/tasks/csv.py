@@ -94,7 +94,7 @@ class CSV(Task):
             name = find_file(archive, [file])
             table = _read(archive, name, self)
             if not table.targets:
-                raise fault(archive, name, None, "holds no rows below a header")
+                raise fault(archive, name, None, _say_empty(table))
             keys = _numbered(archive, options, table.keys)
         inputs = self._inputs(table.texts, table.numbers)
         return Examples(inputs, self.target_tensor(table.targets), keys, archive.left_out)
@@ -148,7 +148,9 @@ class CSV(Task):
         """The number that a cell of the target column stands for (ValueError: none)."""
         label = self.class_of(text)
         if label is None:
-            raise ValueError(f"{text!r} is not one of the classes {list(self.classes)}")
+            guess = self.guess_class(text)
+            hint = f" (perhaps {guess[0]!r}: {guess[1]})" if guess else ""
+            raise ValueError(f"{text!r} is not one of the classes {list(self.classes)}{hint}")
         return self.classes.index(label)
 
     def target_tensor(self, targets: list[float]) -> Tensor:
@@ -189,33 +191,61 @@ TASK = CSV
 
 @dataclass(frozen=True)
 class _Table:
+    """``faults``: of the rows that are left out, the line, and the column where it is one cell's fault."""
+
     texts: list[str]
     numbers: list[list[float]]
     targets: list[float]
     keys: list[str]
+    faults: list[_Fault]
+
+
+@dataclass(frozen=True)
+class _Fault:
+    line: int
+    column: str | None
+    said: str
+
+
+class _WrongCell(ValueError):
+    def __init__(self, column: str, said: str) -> None:
+        super().__init__(f"column {column!r}: {said}")
+        self.column = column
 
 
 def _read(archive: Archive, name: str, task: CSV) -> _Table:
     options = task.settings
 
-    def on_fault(line: int, said: str) -> None:
+    def on_fault(line: int, said: str, column: str | None = None) -> None:
         if task.on_broken == "decline":
             raise fault(archive, name, line, said, hint=MEND_OR_SKIP)
         archive.left_out.add(Reason.BROKEN_ROWS, f"{name}, line {line}", said)
+        table.faults.append(_Fault(line, column, said))
 
     key = [] if options.key is None else [options.key]
     wanted = [*options.columns, options.target, *key]
-    table = _Table([], [], [], [])
+    table = _Table([], [], [], [], [])
     for line, cells in _cells(archive, name, options, wanted, on_fault, archive.left_out):
         try:
             _take(table, task, cells)
-        except ValueError as error:
-            on_fault(line, str(error))
+        except _WrongCell as error:
+            on_fault(line, str(error), error.column)
     return table
 
 
+def _say_empty(table: _Table) -> str:
+    """Why no row is left: columns that are wrong all through, as one that is empty, are told as such."""
+    if not table.faults:
+        return "holds no rows below a header"
+    first = table.faults[0]
+    example = f"line {first.line}: {first.said}"
+    if first.column is not None and all(fault.column == first.column for fault in table.faults):
+        return f"has no row with a cell in column {first.column!r} that can be used ({example})"
+    return f"has no row that can be used ({example})"
+
+
 def _take(table: _Table, task: CSV, cells: list[str]) -> None:
-    """Add a row, whole or not at all (ValueError)."""
+    """Add a row, whole or not at all (_WrongCell)."""
     options, width = task.settings, len(task.settings.columns)
     target = _value(options.target, task.target_of, cells[width])
     numbers = task._numbers(cells[:width])
@@ -279,7 +309,7 @@ def _value(column: str, read: Callable[[str], float], text: str) -> float:
     try:
         return read(text)
     except ValueError as error:
-        raise ValueError(f"column {column!r}: {error}") from error
+        raise _WrongCell(column, str(error)) from error
 
 
 def _number(text: str) -> float:

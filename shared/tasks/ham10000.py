@@ -99,7 +99,8 @@ def _listing(archive: Archive, task: Task) -> list[_Image]:
                 f"data: {where} in {archive.path}, line {rows.line_num}: looked for the image "
                 f"{row['image_id']!r} of diagnosis {row['dx']!r}: "
                 f"{'no such diagnosis' if row['image_id'] in files else 'no such image'}.",
-                hint=f"The diagnoses are {', '.join(task.classes)}.",
+                hint=f"The diagnoses are {', '.join(task.classes)}. "
+                + (task.ask_class(row["dx"]) if label is None else ""),
             )
         images.append(_Image(row["lesion_id"], files[row["image_id"]], task.classes.index(label)))
     listed = {image.name for image in images}

@@ -18,7 +18,7 @@ from shared.data import Archive, Examples, FileList, Unlabelled
 from shared.data.images import FORMATS, Picture, Window, decode_images, is_image
 from shared.left_out import LeftOut, Reason, printable
 from shared.problems import InvalidConfiguration
-from shared.tasks.base import Split, Task, ask_nearest
+from shared.tasks.base import Split, Task
 from shared.tasks.transforms import crop, flip, rotate
 
 __all__ = ["ImageTask", "folder_images", "other_folders"]
@@ -133,7 +133,7 @@ def folder_images(archive: Archive, split: Split, task: Task) -> Listing:
                 f"data: {printable(prefix + '/'.join(path))} in {archive.path} is in no folder of the "
                 f"classes {list(task.classes)}.",
                 hint="Every image lies in a folder named like a class of the run's class contract. "
-                + ask_nearest(folder, task.classes, mappable=True),
+                + task.ask_class(folder),
             )
         listing.setdefault(label, []).append(prefix + "/".join(path))
     if not listing:

@@ -99,10 +99,11 @@ def test_data_that_a_run_would_decline(tmp_path: Path, run_here: Callable[..., E
     assert "the folder 'freckle' (1 images) is none of the classes." in done.stdout
     assert "train: cannot be used. data: Nevi/0.png" in done.stdout
     (data / "freckle" / "0.png").unlink()
-    labels = '{"Nevi": "nevus", "mole": "nevus"}'
+    labels = '{"Nevi": "nevus", "nevi ": "nevus", "mole": "nevus"}'
     done = run_here("check-data", "--run", "run.yaml", "--data", data, "--labels", labels)
     assert done.returncode == 0, done.stdout
     assert "labels: nothing here is called 'mole'." in done.stdout
+    assert "labels: nothing here is called 'nevi '. Did you mean Nevi?" in done.stdout
     assert "discrepancy d (l1, target (0.9, 0.1)): 1" in done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -339,12 +340,21 @@ def test_a_label_map_says_which_class_a_folder_is(tmp_path: Path) -> None:
     assert (examples.inputs[:, 0, 0, 0].tolist(), examples.targets.tolist()) == ([3, 1, 2], [0, 0, 1])
 
 
-def test_a_folder_that_nearly_is_a_class_asks_which_is_meant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "labels", "option"),
+    [
+        ("Nevi", {}, '{"Nevi": "nevus"}'),
+        ("  NEVUS ", {}, '{"  NEVUS ": "nevus"}'),
+        ("Mel", {"mel": "melanoma"}, '{"mel": "melanoma", "Mel": "melanoma"}'),
+    ],
+)
+def test_a_folder_that_nearly_is_a_class_asks_which_is_meant(
+    tmp_path: Path, folder: str, labels: dict[str, str], option: str
+) -> None:
     task = load_task("imagefolder", {"classes": ("melanoma", "nevus"), "size": 8})
-    with pytest.raises(
-        InvalidConfiguration, match=r"Did you mean nevus\? .*--labels '\{\"Nevi\": \"nevus\"\}'"
-    ):
-        task.load("train", place(tmp_path, {"Nevi/1.png": grey()}), 0)
+    task.labels = labels
+    with pytest.raises(InvalidConfiguration, match=rf"Did you mean \w+\? .*--labels '{re.escape(option)}'"):
+        task.load("train", place(tmp_path, {f"{folder}/1.png": grey()}), 0)
 
 
 @pytest.mark.parametrize(("name", "options"), [("digits", {}), ("imagefolder", {"classes": CLASSES})])

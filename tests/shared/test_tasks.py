@@ -488,6 +488,7 @@ def test_ham10000_holds_out_whole_lesions(tmp_path: Path) -> None:
     [
         ("L1,I999,nv,50.0", "line 102: looked for the image 'I999' .*: no such image"),
         ("L1,I001,wart,50.0", "diagnosis 'wart': no such diagnosis"),
+        ("L1,I001,NV,50.0", "diagnosis 'NV': no such diagnosis.* Did you mean nv"),
     ],
 )
 def test_metadata_of_ham10000_that_does_not_fit(tmp_path: Path, extra: str, said: str) -> None:

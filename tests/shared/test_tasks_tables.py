@@ -341,6 +341,49 @@ def test_a_table_that_does_not_fit(tmp_path: Path, text: str, said: str) -> None
         csv_task().load("train", written(tmp_path, train=text), 0)
 
 
+HEADER = "age,score,verdict\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"{HEADER},1,bad\nNaN,2,good\n",
+            r"no row with a cell in column 'age' that can be used \(line 2: column 'age': '' is not a finite",
+        ),
+        (
+            f"{HEADER}1,1,Bad \n2,2,BAD\n",
+            r"column 'verdict' that can be used \(line 2: .*perhaps 'bad': --labels '\{\"Bad \": \"bad\"\}'",
+        ),
+        (f"{HEADER},1,bad\n1,,bad\n", r"has no row that can be used \(line 2: column 'age'"),
+        (f"{HEADER}1\n2\n", r"has no row that can be used \(line 2: has 1 fields, the header has 3\)"),
+        (f"{HEADER}\n\n", "holds no rows below a header"),
+    ],
+)
+def test_a_table_of_which_nothing_is_left_says_why(tmp_path: Path, text: str, said: str) -> None:
+    task = csv_task()
+    task.on_broken = "skip"
+    with pytest.raises(InvalidConfiguration, match=said):
+        task.load("train", written(tmp_path, train=text), 0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "labels", "said"),
+    [
+        ("Bad ", {}, r"\(perhaps 'bad': --labels '\{\"Bad \": \"bad\"\}'\)"),
+        ("GUT", {"gut": "good"}, r"\(perhaps 'good': --labels '\{\"gut\": \"good\", \"GUT\": \"good\"\}'\)"),
+        ("ugly", {}, r"classes \['bad', 'good'\]\. Mend"),
+    ],
+)
+def test_a_label_that_nearly_is_a_class_asks_which_is_meant(
+    tmp_path: Path, cell: str, labels: dict[str, str], said: str
+) -> None:
+    task = csv_task()
+    task.labels = labels
+    with pytest.raises(InvalidConfiguration, match=said):
+        task.load("train", written(tmp_path, train=f"{HEADER}1,1,{cell}\n"), 0)
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
