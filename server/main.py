@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,21 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
     ``migrate`` brings a PostgreSQL schema up to date first (SQLite's always is).
     ``known_elsewhere``: variables of other programs, not to be reported as unknown.
     """
+    from server.database.session import sqlite_file
+
     logging.config.dictConfig(logging_config(settings))
     for name in unknown_variables(known_elsewhere):
         log.warning("%s is not a setting of the coordinator; is it misspelt?", name)
     try:
         with contextlib.ExitStack() as held:
             _check_exposure(settings)
-            _make_folder(settings.data_folder)
+            _check_tls(settings)
+            listener = held.enter_context(_listen(settings.host, settings.port))
+            held.enter_context(_data_folder(settings.data_folder))
+            held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
+            check_storage(settings, migrate=migrate)
             settings = with_certificate(settings)
-            listener = _prepare(settings, migrate, held)
+            _check_tls(settings)
             return _run(settings, listener)
     except Problem as problem:
         sys.stderr.write(f"feddisco server: {problem}\n")
@@ -68,25 +74,16 @@ def migrate(settings: Settings) -> int:
     from server.database.session import sqlite_file
 
     try:
-        _make_folder(settings.data_folder)
-        with owning(sqlite_file(settings.database), "a migration", utc_now()):
+        with (
+            _data_folder(settings.data_folder),
+            owning(sqlite_file(settings.database), "a migration", utc_now()),
+        ):
             upgrade(settings.database)
     except Problem as problem:
         sys.stderr.write(f"feddisco server migrate: {problem}\n")
         return 2
     sys.stdout.write("The database schema is up to date.\n")
     return 0
-
-
-def _prepare(settings: Settings, migrate: bool, held: contextlib.ExitStack) -> socket.socket:
-    """``held``: takes what this process holds until its end."""
-    from server.database.session import sqlite_file
-
-    _check_tls(settings)
-    listener = held.enter_context(_listen(settings.host, settings.port))
-    held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
-    check_storage(settings, migrate=migrate)
-    return listener
 
 
 def _check_exposure(settings: Settings) -> None:
@@ -133,6 +130,20 @@ def _say_who_reads(settings: Settings, address: str) -> None:
     elif settings.viewer_token is None:
         who = "reading" if settings.reading == "closed" else "reading from other machines"
         log.info("%s needs a token: the viewer token is in %s", who, settings.data_folder / VIEWER_FILE)
+
+
+@contextlib.contextmanager
+def _data_folder(folder: Path) -> Iterator[None]:
+    """It is there and can be written during the block; one that was made for a refused start goes again."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        _make_folder(folder)
+        yield
+    except Problem:
+        for made in missing:
+            with contextlib.suppress(OSError):  # what holds something stays
+                made.rmdir()
+        raise
 
 
 def _make_folder(folder: Path) -> None:

@@ -42,8 +42,10 @@ def loggers_left_as_they_were() -> Iterator[None]:
 
 
 def refusal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
-    """What ``serve`` says when it cannot start."""
+    """What ``serve`` says when it cannot start; a data folder that was not there is not there then."""
+    had_folder = settings.data_folder.exists()
     assert serve(settings) == 2
+    assert settings.data_folder.exists() == had_folder
     said = capsys.readouterr().err
     assert said.startswith("feddisco server: ")
     assert "Traceback" not in said
@@ -55,7 +57,7 @@ def test_a_port_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        said = refusal(Settings(data_folder=tmp_path, port=port), capsys)
+        said = refusal(Settings(data_folder=tmp_path / "new" / "data", port=port), capsys)
     assert f"127.0.0.1:{port}" in said
     assert "--port" in said
 
@@ -67,7 +69,9 @@ def test_a_data_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_certificate_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lost = tmp_path / "lost.pem"
-    said = refusal(Settings(data_folder=tmp_path, port=0, tls_certificate=lost, tls_key=lost), capsys)
+    said = refusal(
+        Settings(data_folder=tmp_path / "data", port=0, tls_certificate=lost, tls_key=lost), capsys
+    )
     assert str(lost) in said
 
 
@@ -101,7 +105,10 @@ def test_what_is_open_is_said_loudly(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = "postgresql://somebody:secret-word@127.0.0.1:1/nowhere"
-    said = refusal(settings_for(url, tmp_path), capsys)
+    settings = settings_for(url, tmp_path / "new" / "data").model_copy(update={"self_signed": True})
+    said = refusal(settings, capsys)
+    assert migrate(settings) == 2
+    assert list(tmp_path.iterdir()) == []
     assert "does not answer" in said
     assert said.endswith("Check that it runs, and host and port in the database URL.\n")
     assert "secret-word" not in said
@@ -134,7 +141,7 @@ def test_postgresql_is_migrated_by_its_operator_only(
 ) -> None:
     url = postgres.empty()
     try:
-        settings = settings_for(url, tmp_path)
+        settings = settings_for(url, tmp_path / "data")
         assert "feddisco server migrate" in refusal(settings, capsys)
         assert migrate(settings) == 0
         assert migrate(settings) == 0, "again is fine"
@@ -183,6 +190,14 @@ def test_an_empty_blob_folder_is_not_taken_for_the_one_with_the_files(
     check_storage(settings, migrate=False)
     path.unlink()
     check_storage(settings, migrate=False)  # marked: what is missing is said where it is needed
+
+
+def test_a_database_in_a_folder_that_is_not_there_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_for(f"sqlite:///{tmp_path}/lost/own.sqlite", tmp_path / "data")
+    assert "Create the folder" in refusal(settings, capsys)
+    assert list(tmp_path.iterdir()) == []
 
 
 class Process:
