@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Protocol
 
 import httpx
 
@@ -28,11 +28,28 @@ from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunStatus
 
-__all__ = ["Processes", "raise_on_signals", "run_demo"]
+__all__ = ["Process", "Processes", "raise_on_signals", "run_demo"]
 
 HOST = "127.0.0.1"
 CAN_FORK = sys.platform == "linux"
 """Elsewhere libraries of the system that PyTorch loads do not bear a fork."""
+
+
+class Process(Protocol):
+    """What :class:`subprocess.Popen` and forks have in common."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 @dataclass
@@ -41,13 +58,13 @@ class Processes:
 
     folder: Path
     environment: dict[str, str]
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: dict[str, Process] = field(default_factory=dict)
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> Process:
         """Start ``feddisco ARGUMENTS``; its output goes to ``NAME.log`` in the folder."""
         return self.start_module(name, "feddisco", *arguments)
 
-    def start_module(self, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start_module(self, name: str, module: str, *arguments: str) -> Process:
         """The same with ``python -m MODULE``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module, no shell
@@ -65,8 +82,7 @@ class Processes:
         """The same as :meth:`start`, by a fork of this process (:mod:`feddisco.forked`)."""
         from feddisco.forked import ForkedProcess
 
-        forked = ForkedProcess(arguments, self.environment, self.folder / f"{name}.log")
-        self.running[name] = cast("subprocess.Popen[bytes]", forked)
+        self.running[name] = ForkedProcess(arguments, self.environment, self.folder / f"{name}.log")
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a process's log."""

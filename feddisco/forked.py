@@ -68,11 +68,17 @@ class ForkedProcess(ForkProcess):
         sys.argv = ["feddisco", *self._arguments]
         runpy.run_module("feddisco", run_name="__main__", alter_sys=True)
 
+    @property
+    def pid(self) -> int:
+        if self.ident is None:
+            raise ValueError("a process has no id before it is started")
+        return self.ident
+
     def poll(self) -> int | None:
         return self.exitcode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None and self.pid is not None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:

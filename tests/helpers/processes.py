@@ -7,20 +7,19 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
 from feddisco.admin import AdminClient
 from feddisco.console import find_newest
-from feddisco.demo import Processes
+from feddisco.demo import Process, Processes
 from shared.config import RunConfig
 from shared.schemas import LedgerRow, RoundView, RunRequest, RunStatus
 from tests.helpers.fork_server import start_forked
@@ -35,11 +34,10 @@ POLL_SECONDS = 0.01, 0.2  # at first, and when it takes long: each question cost
 class ForkedProcesses(Processes):
     """Processes that spare themselves what is the same at every start."""
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *arguments: str) -> Process:
         environment = os.environ | self.environment
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = start_forked(arguments, environment, log)
-        self.running[name] = cast("subprocess.Popen[bytes]", process)
+            self.running[name] = start_forked(arguments, environment, log)
         return self.running[name]
 
 
