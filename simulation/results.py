@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from shared.config import RunConfig
 from shared.device import describe
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
-from shared.versions import describe_machine, find_versions
+from shared.versions import describe_machine, find_versions, vector_flags
+from simulation.kernels.native.library import digest_kernels, select_vectors
 
 if TYPE_CHECKING:
     from simulation.engines import EngineName
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MadeWith",
     "Results",
+    "check_kernels",
     "check_same",
     "checkpoint_of",
     "commit",
@@ -79,6 +82,7 @@ def header(
     config: RunConfig, engine: EngineName, kernels: KernelsName, device: torch.device
 ) -> dict[str, Any]:
     """A result file's first line."""
+    of_kernels = {"kernels_digest": digest_kernels()} if kernels == "native" else {}
     return {
         "kind": "run",
         "config": config.model_dump(mode="json"),
@@ -89,6 +93,7 @@ def header(
             "engine": engine,
             "kernels": kernels,
             "device": describe(device),
+            **of_kernels,
         },
         "commit": commit(),
     }
@@ -97,13 +102,18 @@ def header(
 @cache
 def commit() -> str | None:
     """Of the source that runs, with ``+`` behind it if files differ from it; None outside a checkout."""
+    head = _ask_git("rev-parse", "HEAD")
+    changed = _ask_git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.cpp", "*.hpp")
+    return None if not head else head.strip() + ("+" if changed else "")
+
+
+def _ask_git(*words: str) -> str | None:
+    """What it says of this checkout; None where it fails, or there is none."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         return None
-    asked = [["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.cpp"]]
-    commands = ([git, "-C", str(ROOT), *words] for words in asked)
-    head, changed = (subprocess.run(c, capture_output=True, text=True, check=False) for c in commands)  # noqa: S603 - no shell, no input
-    return None if head.returncode else head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    done = subprocess.run([git, "-C", str(ROOT), *words], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    return None if done.returncode else done.stdout
 
 
 def versions() -> dict[str, str]:
@@ -157,6 +167,27 @@ def check_same(
         raise InvalidConfiguration(
             f"{out} was begun with {begun} kernels, {kernels} ones differ by rounding.",
             hint=f"Go on with --kernels {begun}, or give another --out.",
+        )
+
+
+def check_kernels(begun: dict[str, Any], out: Path) -> None:
+    """Refuse to go on by other native kernels than those that ``out`` was ``begun`` with: its first line."""
+    machine, by = begun.get("machine", {}), str(begun.get("commit"))
+    if made_with(begun).kernels != "native":
+        return
+    if "kernels_digest" in machine:
+        is_same = machine["kernels_digest"] == digest_kernels()
+    else:  # of an earlier version: the sources of its commit tell, where they are at hand
+        alike = select_vectors(machine.get("vectors", "")) == select_vectors(vector_flags())
+        is_same = (
+            alike
+            and re.fullmatch("[0-9a-f]{40}", by) is not None
+            and (_ask_git("diff", "--quiet", by, "--", "simulation/kernels/native/*.[ch]pp") is not None)
+        )
+    if not is_same:
+        raise InvalidConfiguration(
+            f"{out} was begun with other native kernels (commit {by}), whose results differ by rounding.",
+            hint="Go on with that commit on such a processor, give another --out, or remove the file.",
         )
 
 

@@ -33,7 +33,15 @@ from simulation.engines.ray import Ray
 from simulation.federation import Federation, RoundOutcome, TimedShadow
 from simulation.jobs import WorkbenchSpec
 from simulation.kernels import KernelsName
-from simulation.results import Results, check_same, checkpoint_of, header, is_longer, same_results
+from simulation.results import (
+    Results,
+    check_kernels,
+    check_same,
+    checkpoint_of,
+    header,
+    is_longer,
+    same_results,
+)
 
 __all__ = ["Results", "Setup", "Simulation", "same_results", "simulate"]
 
@@ -183,11 +191,14 @@ class Simulation:
             checkpoint_of(self._results.path).rmdir()
 
     def _begin(self) -> None:
-        setup = self._setup
+        setup, before = self._setup, self._results.lines()
+        folder = checkpoint_of(self._results.path)
+        if before:
+            check_kernels(before[0], self._results.path)
+        elif folder.exists():  # its results were removed, and with them what they were made with
+            shutil.rmtree(folder)
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
         self._workbench = spec.build(setup.device)
-        folder = checkpoint_of(self._results.path)
-        before = self._results.lines()
         if self._is_longer(before) and before[-1]["kind"] == "end" and not folder.exists():
             raise InvalidConfiguration(
                 f"{self._results.path} has all its rounds; what a further one would start from was not kept.",

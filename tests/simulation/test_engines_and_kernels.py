@@ -13,7 +13,8 @@ from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
-from simulation.results import MadeWith, made_with
+from simulation.kernels.native import library
+from simulation.results import MadeWith, commit, made_with
 from simulation.run import Results, simulate
 from tests.helpers.pictures import Pictures
 
@@ -126,3 +127,85 @@ def test_a_file_of_the_engine_grouped_is_refused(kernels: KernelsName, tmp_path:
         simulate(config(), source=None, out=out, kernels=kernels, say=quiet)
     assert out.read_bytes() == before
     assert json.loads(before.splitlines()[0])["machine"]["engine"] == "grouped"
+
+
+# ---------------------------------------------------------------- native kernels of another version
+
+
+def begun_with_native_kernels(out: Path, **changes: object) -> None:
+    """A file after its first round, its header's ``machine`` and ``commit`` changed; None: left out."""
+    simulate(config(), source=None, out=out, kernels="native", until=1, say=quiet)
+    first, *others = Results(out).lines()
+    assert first["machine"]["kernels_digest"] == library.digest_kernels()
+    for name, value in changes.items():
+        place = first if name == "commit" else first["machine"]
+        place[name] = value
+        if value is None:
+            del place[name]
+    Results(out).rewrite([first, *others])
+
+
+@pytest.fixture(scope="module")
+def newest() -> str:
+    """The commit of this checkout."""
+    found = str(commit()).rstrip("+")
+    if len(found) != 40:
+        pytest.skip("not in a checkout")
+    return found
+
+
+def test_a_file_of_other_native_kernels_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    begun_with_native_kernels(out, kernels_digest="0" * 16, commit="f" * 40)
+    before = out.read_bytes(), sorted((tmp_path / "r.jsonl.checkpoint").iterdir())
+    with pytest.raises(InvalidConfiguration, match=r"begun with other native kernels \(commit f{40}\)"):
+        simulate(config(), source=None, out=out, kernels="native", say=quiet)
+    assert before == (out.read_bytes(), sorted((tmp_path / "r.jsonl.checkpoint").iterdir()))
+
+
+def test_what_the_kernels_are_made_of_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "r.jsonl"
+    begun_with_native_kernels(out, commit="f" * 40)
+    (tmp_path / "other.hpp").write_text("// another")
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "HEADERS", (tmp_path / "other.hpp",))
+        with pytest.raises(InvalidConfiguration, match="other native kernels"):
+            simulate(config(), source=None, out=out, kernels="native", say=quiet)
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "vector_flags", lambda: "avx sse2")
+        with pytest.raises(InvalidConfiguration, match="other native kernels"):
+            simulate(config(), source=None, out=out, kernels="native", say=quiet)
+    digest = simulate(config(), source=None, out=out, kernels="native", say=quiet)
+    assert digest == simulate(config(), source=None, out=tmp_path / "new.jsonl", kernels="native", say=quiet)
+    with monkeypatch.context() as patched:
+        patched.setattr(library, "vector_flags", lambda: "avx sse2")
+        assert simulate(config(), source=None, out=out, kernels="native", say=quiet) == digest, "it is done"
+
+
+def test_a_file_without_a_digest_goes_on_if_its_commit_had_the_same_sources(
+    tmp_path: Path, newest: str
+) -> None:
+    begun_with_native_kernels(tmp_path / "r.jsonl", kernels_digest=None, commit=newest)
+    assert simulate(config(), source=None, out=tmp_path / "r.jsonl", kernels="native", say=quiet)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"commit": "f" * 40}, {"commit": None}, {"commit": "--output=x"}, {"vectors": "sse2"}]
+)
+def test_a_file_without_a_digest_is_refused_otherwise(
+    tmp_path: Path, newest: str, changes: dict[str, object]
+) -> None:
+    out = tmp_path / "r.jsonl"
+    begun_with_native_kernels(out, **({"kernels_digest": None, "commit": newest} | changes))
+    with pytest.raises(InvalidConfiguration, match="begun with other native kernels"):
+        simulate(config(), source=None, out=out, kernels="native", say=quiet)
+
+
+def test_a_checkpoint_whose_results_were_removed_is_begun_anew(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    begun_with_native_kernels(out)
+    out.unlink()
+    simulate(config(), source=None, out=out, say=quiet)
+    assert [line.get("round") for line in Results(out).lines()] == [None, 1, 2, None]
+    alone = simulate(config(), source=None, out=tmp_path / "new.jsonl", say=quiet)
+    assert Results(out).lines()[-1]["model"] == alone

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from shared.problems import InvalidConfiguration
-from shared.versions import processor_flags
+from shared.versions import processor_flags, vector_flags
 
-__all__ = ["Layer", "Linear", "Shape", "Texts", "load_library"]
+__all__ = ["Layer", "Linear", "Shape", "Texts", "digest_kernels", "load_library", "select_vectors"]
 
 HERE = Path(__file__).parent
 SOURCES = tuple(HERE / f"{name}.cpp" for name in ("images", "linear", "network", "texts"))
@@ -90,6 +90,18 @@ def load_library() -> ctypes.CDLL:
     return loaded
 
 
+def digest_kernels() -> str:
+    """Of what decides the last bits that come out: sources, flags and the width of vectors."""
+    told = _hash_sources()
+    told.update("\0".join((*FLAGS, platform.machine(), *select_vectors(vector_flags()))).encode())
+    return told.hexdigest()[:16]
+
+
+def select_vectors(flags: str) -> list[str]:
+    """Of a processor's instructions on vectors, those by which the kernels sum in one order or another."""
+    return [flag for flag in ("avx", "avx2", "avx512f", "fma") if flag in flags.split()]
+
+
 def _make_folder() -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddisco"
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,9 +120,13 @@ def _find_compiler() -> str:
 
 def _fingerprint() -> str:
     """Of the source and the processor: a home directory may be shared by unlike machines."""
-    told = hashlib.sha256(b"\0".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
+    told = _hash_sources()
     told.update("\0".join((*FLAGS, platform.machine(), *processor_flags())).encode())
     return told.hexdigest()[:16]
+
+
+def _hash_sources() -> hashlib._Hash:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
 
 
 def _build(target: Path) -> None:
