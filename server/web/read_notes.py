@@ -74,9 +74,11 @@ class ReadNotes:
         self._noted[note] = None
         try:
             await self._write(note)
-        except ServiceFault as fault:
-            self._noted.pop(note, None)
-            log.error("not in the audit log: %s %s %s: %s", note.actor, note.action, note.what, fault.detail)
+        except BaseException as error:
+            self._noted.pop(note, None)  # after any error, also the end of the call: the next one notes it
+            if not isinstance(error, ServiceFault):
+                raise
+            log.error("not in the audit log: %s %s %s: %s", note.actor, note.action, note.what, error.detail)
 
     async def require_right(self, owner: Owner, role: UserRole, run: str | None, request: Request) -> Person:
         """As :func:`check_right`; who is refused is noted with what was tried."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from feddisco.audit import verify_audit_file
 from server.database.audit_log import FIRST, check_chain, hash_entry
 from server.database.session import make_engine
 from server.database.tables import audit_log
+from server.web.read_notes import Note, ReadNotes
+from shared.problems import StorageUnavailable
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 VIEWER = "viewer-token-of-the-tests"
@@ -64,6 +68,28 @@ def test_who_did_what_and_who_read_what_of_whom(at: Live) -> None:
     stopped = next(entry for entry in entries(at) if entry["action"] == "run_stopped")
     event = next(event for event in at.events() if event["kind"] == "run_stopped")
     assert (stopped["event"], stopped["detail"]) == (event["id"], event["detail"])
+
+
+@pytest.mark.parametrize(
+    "error", [StorageUnavailable("the disk is full"), RuntimeError("unexpected"), asyncio.CancelledError()]
+)
+def test_a_read_that_could_not_be_noted_is_noted_by_the_next(error: BaseException) -> None:
+    faults, written = [error], list[Note]()
+
+    async def write(note: Note) -> None:
+        if faults:
+            raise faults.pop()
+        written.append(note)
+
+    async def add_thrice() -> None:
+        notes, note = ReadNotes(write), Note("read", "viewer", "/runs/{run}", run="demo")
+        with suppress(RuntimeError, asyncio.CancelledError):
+            await notes.add(note)
+        await notes.add(note)
+        await notes.add(note)
+
+    asyncio.run(add_thrice())
+    assert len(written) == 1
 
 
 def test_lines_are_a_chain_that_any_program_can_check(at: Live) -> None:
