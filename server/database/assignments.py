@@ -186,7 +186,7 @@ def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Co
     True: also to send again an update whose stored file is missing or damaged.
 
     In this order: train; submit a discrepancy; assist; evaluate (oldest round first); enrol; hear that a run
-    has ended. Within each, the oldest run first.
+    has ended. Within each, the oldest run first; to assist, what was asked first.
     """
     training = _find_training(connection, asked, configs)
     known: dict[str, list[Any]] = {client: [] for client in asked}
@@ -300,13 +300,13 @@ def _discrepancy(connection: Reading, enrolled: Any, configs: Configs) -> Submit
 
 
 def _assistance(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Assist | None:
+    assisted = []
     for row in enrolled:
         if row.role is Role.EVALUATOR and row.status is EnrolmentStatus.READY:
             assistant = configs.of(connection, row.run, row.revision).assistant
-            is_it = assistant is not None and assistant.client == client
-            if is_it and (found := find_next(connection, row.run)) is not None:
-                return found
-    return None
+            if assistant is not None and assistant.client == client:
+                assisted.append(row.run)
+    return find_next(connection, assisted) if assisted else None
 
 
 def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Evaluate | None:

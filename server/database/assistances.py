@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,22 +132,24 @@ _OPEN = (
     .join(rounds, are_of_one_attempt(rounds, assistances))
     .join(runs, runs.c.run == assistances.c.run)
     .where(
-        assistances.c.run == sa.bindparam("of_run", type_=sa.String),
+        assistances.c.run.in_(sa.bindparam("runs", expanding=True)),
         rounds.c.status == RoundStatus.AGGREGATING,
         assistances.c.answered_at.is_(None),
         assistances.c.outcome.is_(None),
     )
+    .order_by(assistances.c.asked_at, assistances.c.run)
+    .limit(1)
 )
 
 
-def find_next(connection: Reading, run: str) -> Assist | None:
-    """What the run's assistant is asked now."""
-    row: Any = connection.select(_OPEN, {"of_run": run}).one_or_none()
+def find_next(connection: Reading, runs: Sequence[str]) -> Assist | None:
+    """What the assistant of these runs is asked now: what it was asked first, so that each has its turn."""
+    row: Any = connection.select(_OPEN, {"runs": runs}).one_or_none()
     if row is None:
         return None
     asked = _asked(row)
     return Assist(
-        run=run,
+        run=row.run,
         round=row.round,
         attempt=row.attempt,
         work=asked.work,

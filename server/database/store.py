@@ -61,7 +61,6 @@ from shared.config import RunConfig
 from shared.problems import Conflict, StorageUnavailable
 from shared.schemas import (
     Assignment,
-    Assist,
     ClientView,
     ComparedRun,
     DeletedRun,
@@ -733,10 +732,6 @@ class Store:
             return assistances.is_assistant(connection, run, self._configs.of(connection, run), client)
 
         return self._read(ask)
-
-    def next_assistance(self, run: str) -> Assist | None:
-        """What the run's assistant is asked now."""
-        return self._read(assistances.find_next, run)
 
     def is_somebodys_name(self, name: str, now: dt.datetime) -> bool:
         """Whether nobody can come by this client's name any more but whom it is for."""

@@ -220,6 +220,40 @@ def test_nobody_waits_for_one_that_has_left_or_says_that_it_cannot(database_url:
         assert "judge" not in card
 
 
+def test_an_assistant_of_several_runs_is_asked_by_the_order_of_the_questions(
+    database_url: str, tmp_path: Path
+) -> None:
+    """By the age of the runs, the first two would take turns, and the third would never have an answer."""
+    with live(database_url, tmp_path / "data") as at:
+        judge, names = at.site("judge"), ("first", "second", "third")
+        trainers = [at.site(name) for name in ("north", "south")]
+        for name in names:
+            at.create(name, assistant="judge", **DISTILS | {"rounds": 3})
+            assert judge.enrol(name, 5, role="evaluator").status_code == 200
+            for client in trainers:
+                assert client.enrol(name, 10).status_code == 200
+
+        def upload_all(run: str, number: int) -> None:
+            at.wait_for(lambda: at.run(run)["completed_rounds"] == number - 1)
+            for client in trainers:
+                assert client.upload(run, number, file_of(1.0)).status_code == 200
+            at.wait_for(lambda: "is asked until" in (at.run(run)["waiting_for"] or ""))
+
+        for name in names:
+            upload_all(name, 1)
+        served = []
+        for _ in range(4):
+            work = judge.until("assist")
+            run, number = work["run"], work["round"]
+            served.append((run, number))
+            address, body = f"/runs/{run}/rounds/{number}/assistance", file_of(3.0)
+            told = {"attempt": 1, "steps": 9, "chosen": 5}
+            sent = judge.http.put(address, params=told, content=body, headers=upload_headers(body))
+            assert sent.status_code == 204
+            upload_all(run, number + 1)
+        assert served == [("first", 1), ("second", 1), ("third", 1), ("first", 2)]
+
+
 def test_learned_weights_are_those_of_the_answer(database_url: str, tmp_path: Path) -> None:
     """softmax(0, log 3) are 1/4 and 3/4, gamma is e^0.1; the learning begins with the sizes."""
 
