@@ -227,9 +227,11 @@ def client_declined(draft: Draft, event: ClientDeclined) -> None:
                 reason=event.reason,
             )
         )
-    elif before.status in (EnrolmentStatus.DECLINED, EnrolmentStatus.REFUSED):
-        return  # the first reason stands
-    else:
+    elif before.status is EnrolmentStatus.REFUSED or (
+        before.status is EnrolmentStatus.DECLINED and before.reason == event.reason
+    ):
+        return  # who was refused is told so; the same reason again is the same message
+    else:  # also from declined: with another start the reason may be another, which is the one that holds
         draft.move_enrolment(before, EnrolmentStatus.DECLINED, event.reason)
     draft.record("client_declined", event.client, reason=event.reason)
     _stop_waiting_for(draft, event.client, event.reason)

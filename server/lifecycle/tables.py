@@ -201,7 +201,10 @@ ENROLMENT_MOVES: Final[Moves[EnrolmentStatus]] = {
     **{(status, EnrolmentStatus.REFUSED): (EnrolmentRefused,) for status in _PRESENT},
     **{(status, entry): (ClientEnrolled,) for status in _GONE for entry in _ENTRIES},
     **{(status, EnrolmentStatus.REFUSED): (ClientEnrolled, EnrolmentRefused) for status in _GONE},
-    (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED): (ClientDeclined,),
+    **{
+        (gone, EnrolmentStatus.DECLINED): (ClientDeclined,)
+        for gone in (EnrolmentStatus.LEFT, EnrolmentStatus.DECLINED)
+    },
 }
 
 

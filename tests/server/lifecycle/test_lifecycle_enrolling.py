@@ -129,7 +129,10 @@ def test_declining() -> None:
     assert enrolment(decision.run, "a").status == EnrolmentStatus.DECLINED
     assert enrolment(decision.run, "a").reason == "no such task here"
     assert decision.effects == (Record("client_declined", "a", detail={"reason": "no such task here"}),)
-    assert play(decision.run, ClientDeclined("a", "again")) == Decision(decision.run, ())
+    assert play(decision.run, ClientDeclined("a", "no such task here")) == Decision(decision.run, ())
+    other = play(decision.run, ClientDeclined("a", "too many rounds"))
+    assert enrolment(other.run, "a").reason == "too many rounds"
+    assert other.effects == (Record("client_declined", "a", detail={"reason": "too many rounds"}),)
     assert enrolment(play(decision.run, trainer("a")).run, "a").status == EnrolmentStatus.READY
 
 
