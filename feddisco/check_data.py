@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,14 +18,19 @@ from shared.data.images import Survey, is_image, survey_images
 from shared.discrepancy import discrepancy
 from shared.left_out import printable
 from shared.problems import InvalidConfiguration
+from shared.schemas import Role
 from shared.tasks import load_task
 from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.images import ImageTask, other_folders
 from shared.tasks.loading import load_examples
+from shared.wire.tensors import manifest_of
+from worker.disclosure import told_size
+from worker.policy.check import Asked, find_faults
 from worker.policy.document import load_policy
 
 if TYPE_CHECKING:
     from shared.data import Examples
+    from worker.policy import Policy, SitePolicy
     from worker.settings import WorkerSettings
 
 __all__ = ["check_data"]
@@ -46,7 +52,8 @@ def check_data(
     Raises:
         InvalidConfiguration: the task or its options are wrong, or there are no data at all.
     """
-    task = _make_task(settings, config, classes, say)
+    site = load_policy(settings)
+    task = _make_task(settings, config, classes, site, say)
     where = "without --data" if settings.data is None else f"in {settings.data}"
     say(f"Task {settings.task} {where}, fingerprint {fingerprint_of(settings.data)[:16] or 'none'}")
     _say_folders(task, settings.data, say)
@@ -69,8 +76,10 @@ def check_data(
         if split == "train" or str(fault) != str(faults.get("train")):
             state = "cannot be used" if _is_refusal(fault) else f"none here; {_WITHOUT[split]} need none"
             say(f"\n{split}: {state}. {fault}")
-    _say_what_leaves(found, say)
-    return bool(found) and not any(_is_refusal(fault) for fault in faults.values())
+    is_allowed = config is None or not found or _say_policy(config, task, site, _find_role(found), say)
+    policy = site.for_data(dealt=config is not None and config.partition is not None)
+    _say_what_leaves(found if is_allowed else {}, config, policy, say)
+    return bool(found) and is_allowed and not any(_is_refusal(fault) for fault in faults.values())
 
 
 _WITHOUT = {"train": "evaluators", "test": "trainers"}
@@ -90,6 +99,7 @@ def _make_task(
     settings: WorkerSettings,
     config: RunConfig | None,
     classes: tuple[str, ...] | None,
+    site: SitePolicy,
     say: Callable[[str], None],
 ) -> Task:
     options: Mapping[str, Any] = {**(config.task_options if config else {}), **settings.task_options}
@@ -98,8 +108,7 @@ def _make_task(
         contract = _folders(settings.data)
         say(f"No classes are given (--classes, --run): taking the folders {', '.join(contract)}.")
     task = load_task(settings.task, options, contract)
-    policy = load_policy(settings).own
-    task.on_broken, task.labels = policy.on_broken, policy.labels
+    task.on_broken, task.labels = site.own.on_broken, site.own.labels
     return task
 
 
@@ -216,14 +225,58 @@ def _say_doubles(found: Mapping[Split, Examples], say: Callable[[str], None]) ->
     )
 
 
-def _say_what_leaves(found: Mapping[Split, Examples], say: Callable[[str], None]) -> None:
-    train = found.get("train") or next(iter(found.values()), None)
-    if train is None:
+def _find_role(found: Mapping[Split, Examples]) -> Role:
+    """With training data a site may train."""
+    return Role.TRAINER if "train" in found else Role.EVALUATOR
+
+
+def _say_policy(
+    config: RunConfig, task: Task, site: SitePolicy, role: Role, say: Callable[[str], None]
+) -> bool:
+    """What of the site's policy speaks against the run; whether nothing does."""
+    dealt = config.partition is not None
+    asked = Asked(config, len(task.classes), None)
+    faults = [*find_faults(asked, site, role, dealt=dealt)]
+    if not faults:  # before, nothing of the run's is built
+        tensors = manifest_of(task.build_model(config.model, config.seed))
+        asked = replace(asked, parameters=sum(math.prod(tensor.shape) for tensor in tensors))
+        faults = [*find_faults(asked, site, role, dealt=dealt)]
+    say("\nThe site's policy allows the run." if not faults else "\nThe run would be declined:")
+    for fault in faults:
+        say(f"  {fault}")
+    return not faults
+
+
+def _say_what_leaves(
+    found: Mapping[Split, Examples], config: RunConfig | None, policy: Policy, say: Callable[[str], None]
+) -> None:
+    own = found.get("train") or found.get("test")
+    if own is None:
         say("\nNothing would leave this site but that it declines, and why in general.")
         return
-    left = ", ".join(f"{reason} {number}" for reason, number in train.left_out.counts().items()) or "none"
     say(
-        f"\nWhat would leave this site: the number of examples ({len(train)}), the numbers left out "
-        f"({left}), the kind of device, the discrepancy d (by default noised), in each round the "
-        "trained model, its steps, loss and duration. Not: examples or their names. See docs/privacy.md."
+        f"\nWhat would leave this site: {', '.join(_list_leaving(own, _find_role(found), config, policy))}. "
+        "Not: examples or their names. See docs/privacy.md."
     )
+
+
+def _list_leaving(examples: Examples, role: Role, config: RunConfig | None, policy: Policy) -> Iterator[str]:
+    yield "the kind of device"
+    if role is Role.TRAINER and config is not None and config.secure is not None:
+        yield (
+            "in each round the trained model, masked, so that the coordinator learns the sum over all sites; "
+            "the number of examples and the discrepancy enter that sum"
+        )
+        return
+    about = " to two significant digits" if policy.sizes == "rounded" else ""
+    yield f"the number of examples{about} ({told_size(len(examples), policy.sizes)})"
+    left = ", ".join(f"{reason} {number}" for reason, number in examples.left_out.counts().items()) or "none"
+    yield f"the numbers left out ({left})"
+    if role is Role.EVALUATOR:
+        yield "the scores of each model"
+        return
+    if policy.disclosure != "none" and (config is None or config.weighting.discrepancy is not None):
+        noise = f"noised with epsilon {policy.epsilon:g}" if policy.disclosure == "noised" else "exact"
+        yield f"the discrepancy d ({noise})"
+    loss = "" if config is not None and config.dp is not None else ", loss"
+    yield f"in each round the trained model, its steps{loss} and duration"

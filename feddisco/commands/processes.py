@@ -104,17 +104,21 @@ def worker_model(
 
 
 @app.command("check-data")
-@add_flags(WorkerSettings, "task", "task_options", "data", "labels", "on_broken", "policy")
+@add_flags(
+    WorkerSettings,
+    *("task", "task_options", "data", "labels", "on_broken"),
+    *("policy", "algorithms", "disclosure", "epsilon", "metrics", "sizes"),
+)
 def check_site_data(
-    run: Annotated[
-        str | None, typer.Option(help="The run's configuration file: its task, options and classes.")
-    ] = None,
+    run: Annotated[str | None, typer.Option(help="The run's configuration file.")] = None,
     classes: Annotated[
         str | None, typer.Option(help="The run's classes in their order, separated by commas.")
     ] = None,
     **flags: Any,
 ) -> None:
-    """Say what a run would find in the data here, and what would leave; sends nothing.
+    """Say what a run would find in the data here, whether this site's policy allows it, and what would leave.
+
+    Sends nothing.
 
     The exit code is 0 if the data can be used, 1 if a run would be declined.
     """

@@ -82,7 +82,7 @@ def test_good_data_are_described(tmp_path: Path) -> None:
         "Grey values of more than 8 bits go from 0 to 3832.", """--task-options '{"bits": 12}'""",
         "discrepancy d (kl, target uniform): 0.48", "discrepancy d (cosine",
         "Doubles: 1 examples repeat another one of their split; 0 are in train and test; 1 of all of them",
-        "What would leave this site: the number of examples (10), the numbers left out (not-an-image 1)",
+        "the number of examples (10), the numbers left out (not-an-image 1), the discrepancy d (noised with",
     ):  # fmt: skip
         assert said in done.stdout, (said, done.stdout)
 
@@ -100,7 +100,7 @@ def test_data_that_a_run_would_decline(tmp_path: Path, run_here: Callable[..., E
     assert "train: cannot be used. data: Nevi/0.png" in done.stdout
     (data / "freckle" / "0.png").unlink()
     labels = '{"Nevi": "nevus", "nevi ": "nevus", "mole": "nevus"}'
-    done = run_here("check-data", "--run", "run.yaml", "--data", data, "--labels", labels)
+    done = run_here("check-data", "--run", "run.yaml", "--data", data, "--labels", labels, "--metrics", "l1")
     assert done.returncode == 0, done.stdout
     assert "labels: nothing here is called 'mole'." in done.stdout
     assert "labels: nothing here is called 'nevi '. Did you mean Nevi?" in done.stdout
@@ -161,6 +161,53 @@ def test_a_trainer_needs_no_test_set(tmp_path: Path, run_here: Callable[..., End
     done = run_here("check-data", "--task", "csv", "--task-options", options, "--data", tmp_path)
     assert done.returncode == 0, done.stdout
     assert "test: none here; trainers need none. data: looked for test.csv" in done.stdout
+
+
+TABLE = """
+name: skin
+task: csv
+task_options: {columns: [age], target: verdict, classes: [good, bad]}
+min_clients: 3
+quorum: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "run", "said"),
+    [
+        ("", "", ["The site's policy allows the run.", "the number of examples (123)", "steps, loss and"]),
+        ("runs: [heart]\nmost_rounds: 3", "", ["line 1 has runs: [heart])", "line 2 has most_rounds: 3)"]),
+        ("most_parameters: 10", "", ["models of at most 10 numbers, the run's has 514."]),
+        ("", "weighting: {kind: disco, metric: l1}", ["the default policy has metrics: [kl])"]),
+        ("sizes: rounded", "", ["the number of examples to two significant digits (120)"]),
+        ("disclosure: exact", "weighting: {kind: disco}", ["the discrepancy d (exact)"]),
+        ("", "secure: {}", ["the kind of device, in each round the trained model, masked,"]),
+    ],
+)
+def test_what_the_policy_says_of_the_run(
+    tmp_path: Path, run_here: Callable[..., Ended], policy: str, run: str, said: list[str]
+) -> None:
+    (tmp_path / "train.csv").write_text("age,verdict\n" + "1,good\n2,bad\n3,bad\n" * 41)
+    (tmp_path / "run.yaml").write_text(f"{TABLE}{run}\n")
+    (tmp_path / "policy.yaml").write_text(f"{policy}\nfewest_updates: 2\n")
+    done = run_here("check-data", "--run", "run.yaml", "--data", tmp_path, "--policy", "policy.yaml")
+    assert not [each for each in said if each not in done.stdout], done.stdout
+    is_declined = "The run would be declined:" in done.stdout
+    assert done.returncode == int(is_declined)
+    assert is_declined == ("Nothing would leave this site but that it declines" in done.stdout)
+    assert is_declined == any(" has " in each for each in said)
+    assert ("of examples (123)" in done.stdout) == (said[0].startswith("The site's") or "exact" in policy)
+
+
+def test_without_a_run_there_is_nothing_to_compare(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
+    (tmp_path / "train.csv").write_text("age,verdict\n1,good\n2,bad\n")
+    (tmp_path / "policy.yaml").write_text("disclosure: none\n")
+    options = '{"columns": ["age"], "target": "verdict", "classes": ["good", "bad"]}'
+    command = ("check-data", "--task", "csv", "--task-options", options, "--policy", "policy.yaml")
+    done = run_here(*command, "--data", tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "policy allows" not in done.stdout
+    assert "discrepancy d (noised" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from worker.faults import LocalFault
 from worker.policy import Policy, SitePolicy
 from worker.policy.document import format_value
 
-__all__ = ["allows", "check_assisting", "check_run", "find_rule"]
+__all__ = ["Asked", "allows", "check_assisting", "check_run", "find_faults", "find_rule"]
 
 _LIMITS: Final = {
     "most_parameters": FaultCode.MODEL_TOO_LARGE,
@@ -53,14 +53,30 @@ class _Refusal:
     fault: Fault
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a policy looks at in a run. ``classes``: how many; ``parameters`` None: not known."""
+
+    config: RunConfig
+    classes: int
+    parameters: int | None
+
+
 def check_run(view: RunView, site: SitePolicy, role: Role, *, dealt: bool) -> None:
     """Raise :class:`worker.faults.LocalFault` with the first thing in which the run is outside the policy."""
+    size = sum(math.prod(tensor.shape) for tensor in view.manifest)
+    for fault in find_faults(Asked(view.config, len(view.classes), size), site, role, dealt=dealt):
+        raise fault
+
+
+def find_faults(asked: Asked, site: SitePolicy, role: Role, *, dealt: bool) -> Iterator[LocalFault]:
+    """All in which the run is outside the policy."""
     policy = site.for_data(dealt=dealt)
-    for refusal in _find_refusals(view, policy, role, dealt):
+    for refusal in _find_refusals(asked, policy, role, dealt):
         key = refusal.key
         stated = format_value(policy.model_dump(mode="json")[key])
         detail = f"({refusal.asked}; {site.where(key)} has {key}: {stated})"
-        raise LocalFault(refusal.fault, f"{refusal.fault.sentence} {detail}")
+        yield LocalFault(refusal.fault, f"{refusal.fault.sentence} {detail}")
 
 
 def check_assisting(config: RunConfig, site: SitePolicy, *, dealt: bool) -> None:
@@ -109,10 +125,10 @@ def allows(patterns: Sequence[str], name: str) -> bool:
     return any(fnmatchcase(name, each) for each in patterns if (":" in each) == (":" in name))
 
 
-def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> Iterator[_Refusal]:
-    config = view.config
-    if not any(fnmatchcase(view.run, pattern) for pattern in policy.runs):
-        yield _Refusal("runs", view.run, Fault(FaultCode.RUN_NOT_ALLOWED))
+def _find_refusals(asked: Asked, policy: Policy, role: Role, dealt: bool) -> Iterator[_Refusal]:
+    config = asked.config
+    if not any(fnmatchcase(config.name, pattern) for pattern in policy.runs):
+        yield _Refusal("runs", config.name, Fault(FaultCode.RUN_NOT_ALLOWED))
     if policy.sums_only and config.secure is None:
         yield _Refusal("sums_only", "updates in clear", Fault(FaultCode.SUMS_ONLY))
     if not allows(policy.tasks, config.task):
@@ -125,18 +141,17 @@ def _find_refusals(view: RunView, policy: Policy, role: Role, dealt: bool) -> It
     for path in _list_parts(config):
         if not allows(policy.parts, path):
             yield _Refusal("parts", path, Fault(FaultCode.PART_NOT_ALLOWED))
-    size = sum(math.prod(tensor.shape) for tensor in view.manifest)
-    yield from _find_excess("most_parameters", size, policy)
+    yield from _find_excess("most_parameters", asked.parameters or 0, policy)
     yield from _find_excess("most_rounds", config.rounds, policy)
     if role is Role.TRAINER:
         if config.assistant is not None and not policy.assistant:
             yield _Refusal("assistant", config.assistant.client, Fault(FaultCode.ASSISTANT_NOT_ALLOWED))
         yield from _find_training_refusals(config, policy)
-        yield from _find_disclosure_refusals(view, policy, dealt)
+        yield from _find_disclosure_refusals(asked, policy, dealt)
         yield from _find_features_refusals(config, policy)
         if config.average_every > 1 and not policy.models_handed_on:
-            asked = f"average_every: {config.average_every}"
-            yield _Refusal("models_handed_on", asked, Fault(FaultCode.MODELS_HANDED_ON))
+            every = f"average_every: {config.average_every}"
+            yield _Refusal("models_handed_on", every, Fault(FaultCode.MODELS_HANDED_ON))
 
 
 def _list_parts(config: RunConfig) -> list[str]:
@@ -188,18 +203,18 @@ def _find_excess(key: str, asked: int, policy: Policy) -> Iterator[_Refusal]:
     yield _Refusal(key, str(asked), Fault(_LIMITS[key], counts={"asked": asked, "allowed": allowed}))
 
 
-def _find_disclosure_refusals(view: RunView, policy: Policy, dealt: bool) -> Iterator[_Refusal]:
-    asked = view.config.weighting.discrepancy
+def _find_disclosure_refusals(run: Asked, policy: Policy, dealt: bool) -> Iterator[_Refusal]:
+    asked = run.config.weighting.discrepancy
     if asked is None:
         return
-    if asked.target == "global" and (view.config.secure is None or "global" not in policy.targets):
+    if asked.target == "global" and (run.config.secure is None or "global" not in policy.targets):
         yield _Refusal("targets", "target global", Fault(FaultCode.TARGET_NOT_ALLOWED))
         return
-    if view.config.secure is not None:  # only a sum is told
+    if run.config.secure is not None:  # only a sum is told
         return
     target = asked.resolve(None)
     try:
-        check_rule(asked.metric, target, len(view.classes), find_rule(policy, dealt=dealt))
+        check_rule(asked.metric, target, run.classes, find_rule(policy, dealt=dealt))
     except NotDisclosed as refused:
         key = _DISCLOSURE[refused.code]
         yield _Refusal(key, f"metric {asked.metric}, target {asked.target}", Fault(refused.code))
