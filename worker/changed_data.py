@@ -31,7 +31,8 @@ class DataWatch:
 
     def keep(self, local: LocalRun) -> None:
         """This client has just enrolled with the data loaded."""
-        mark = " ".join([*self.site.loaded_data_mark(local), str(self.site.count_loaded(local))])
+        number, sizes = str(self.site.count_loaded(local)), self.site.policy_for(local.view).sizes
+        mark = " ".join([*self.site.loaded_data_mark(local), number, sizes])
         self.journal.open_run(local.view.run).keep_data_mark(mark)
 
     def has_changed(self, local: LocalRun) -> bool:
@@ -40,7 +41,7 @@ class DataWatch:
         Then what the run uses has been loaded again.
         """
         mark = self.journal.open_run(local.view.run).data_mark
-        files, examples, _ = _read_mark(mark)
+        files, examples, *_ = _read_mark(mark)
         if files == self.site.find_data_mark(local):
             return False
         try:
@@ -54,6 +55,15 @@ class DataWatch:
             self.keep(local)
             return False
         return True
+
+    def tells_other_sizes(self, local: LocalRun) -> bool:
+        """Whether the policy has ``sizes`` told otherwise than when this client enrolled.
+
+        Then an update would not be of the size that the coordinator knows.
+        """
+        masked = local.view.config.secure is not None and self.site.settings.role is Role.TRAINER
+        told = _read_mark(self.journal.open_run(local.view.run).data_mark)[3]
+        return not masked and told not in ("", self.site.policy_for(local.view).sizes)
 
     def may_continue(self, local: LocalRun, index: int | None, enrolled: int | None) -> bool:
         """Whether to go on with the data as they are now; ``enrolled`` is the number that was told then.
@@ -88,14 +98,25 @@ class DataWatch:
             f"{run}: the data here have changed since this client enrolled; "
             f"{'leaving, and enrolling anew' if anew else 'declining the run'} (on_changed_data)"
         )
-        self.journal.open_run(run).keep_data_mark("")
         if not anew:
+            self.journal.open_run(run).keep_data_mark("")
             raise LocalFault(Fault(FaultCode.DATA_CHANGED))
+        self._leave(run)
+
+    def leave_to_tell_other_sizes(self, local: LocalRun) -> None:
+        """The same where only the number that is told is another."""
+        run, sizes = local.view.run, self.site.policy_for(local.view).sizes
+        self.say(f"{run}: {self.site.where('sizes')} has sizes: {sizes}; leaving, and enrolling anew")
+        self._leave(run)
+
+    def _leave(self, run: str) -> None:
+        self.journal.open_run(run).keep_data_mark("")
         self.coordinator.leave(run)
         self.site.forget(run)
 
 
-def _read_mark(mark: str | None) -> tuple[str, str, int | None]:
-    """Of the files, of the examples, and their number; None where an older program enrolled."""
-    files, examples, number, *_ = [*(mark or "").split(" "), "", "", ""]
-    return files, examples, int(number) if number.isdigit() else None
+def _read_mark(mark: str | None) -> tuple[str, str, int | None, str]:
+    """Of the files, of the examples, their number, and how it was told; None or "" where an older program
+    enrolled."""
+    files, examples, number, sizes, *_ = [*(mark or "").split(" "), "", "", "", ""]
+    return files, examples, int(number) if number.isdigit() else None, sizes

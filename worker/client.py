@@ -124,6 +124,10 @@ def _record_nothing(what: str, content: dict[str, Any]) -> None:
     pass
 
 
+def _send_anyhow() -> None:
+    pass
+
+
 class CoordinatorClient:
     """A client of ``/api/v1``. Thread-safe; connections are kept alive. Close it, or use it as a context.
 
@@ -131,7 +135,8 @@ class CoordinatorClient:
     from the usual variables, but for this machine itself: that is reached directly. ``record`` is called with
     all that this site tells, before it is sent. ``tell``: of a fault at this site, the coordinator gets a
     sentence of :mod:`shared.faults`, or (``full``) what stands in this site's log. ``insecure``: talk to
-    another machine without TLS.
+    another machine without TLS. ``before_sending`` is called before each request, and before each part of a
+    file: what it raises ends that.
 
     Raises :class:`shared.problems.InvalidConfiguration` if one of the variables holds no proxy's address, and
     for another machine's address without TLS.
@@ -147,6 +152,7 @@ class CoordinatorClient:
         record: Record = _record_nothing,
         tell: Tell = "sentences",
         insecure: bool = False,
+        before_sending: Callable[[], None] = _send_anyhow,
     ) -> None:
         if transport is None and not insecure:
             _check_encrypted(url)
@@ -158,7 +164,8 @@ class CoordinatorClient:
                 httpx.create_ssl_context()
             )  # heeds SSL_CERT_FILE, which a client without proxies does not
 
-        self._record = record
+        self._before_sending = before_sending
+        self._note = record
         self._tell = tell
         self._http = httpx.Client(
             base_url=f"{url}/api/v1",
@@ -269,6 +276,7 @@ class CoordinatorClient:
     def _receive(self, digest: str, part: Path, longest: int) -> tuple[str, int]:
         have = part.stat().st_size if part.exists() else 0
         headers = {"Range": f"bytes={have}-"} if have else {}
+        self._before_sending()
         with self._http.stream("GET", f"/blobs/{digest}", headers=headers) as response:
             if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return _hash(part).hexdigest(), 0  # complete already, or nonsense: the digest decides
@@ -318,6 +326,10 @@ class CoordinatorClient:
         if body.status != _NO_CONTENT:
             raise UnexpectedAnswer(body.status, body.kind)
 
+    def _record(self, what: str, content: dict[str, Any]) -> None:
+        self._before_sending()  # what is not sent is not noted
+        self._note(what, content)
+
     def _call(self, method: str, path: str, *, body: BaseModel | None = None, **options: Any) -> Body:
         content = b""
         if body is not None:
@@ -335,11 +347,18 @@ class CoordinatorClient:
             "Content-Length": str(size),  # else httpx would send a generator chunked
             "Content-Digest": format_content_digest(digest),
         }
-        return self._exchange(method, address, size, content=_chunks(path), headers=headers, **options)
+        return self._exchange(method, address, size, content=self._chunks(path), headers=headers, **options)
+
+    def _chunks(self, path: Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                self._before_sending()
+                yield chunk
 
     def _exchange(
         self, method: str, path: str, sent_bytes: int, *, longest: int = SHORT_BYTES, **options: Any
     ) -> Body:
+        self._before_sending()
         try:
             with self._http.stream(method, quote(path), **options) as response:
                 return answers.read(response, longest)
@@ -387,9 +406,3 @@ def _check_size(size: int, longest: int) -> None:
 def _hash(path: Path) -> Any:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk

@@ -13,6 +13,7 @@ from shared.problems import Problem
 from shared.schemas import Progress, Train
 from worker.answers import UnexpectedAnswer
 from worker.client import CoordinatorClient
+from worker.policy.watch import PolicyChanged
 
 if TYPE_CHECKING:
     from shared.training import TrainProgress
@@ -23,8 +24,8 @@ __all__ = ["Heartbeat"]
 class Heartbeat:
     """Tells the coordinator how far training has come, at most once a second.
 
-    ``stop_reason`` becomes a sentence once the coordinator no longer wants this round's update. ``clock``
-    gives seconds.
+    ``stop_reason`` becomes a sentence once the coordinator no longer wants this round's update, or this
+    site's policy is no longer the one under which it was begun. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class Heartbeat:
         except Problem as problem:
             if problem.status in (404, 409):
                 self.stop_reason = str(problem)
+        except PolicyChanged as changed:  # not here, which may be another thread: the next request raises it
+            self.stop_reason = str(changed)
         except (httpx.HTTPError, UnexpectedAnswer):
             return
         else:

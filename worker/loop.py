@@ -322,7 +322,11 @@ class Worker:
     # ------------------------------------------------------------ what is known of a run
 
     def _follow_changed_data(self, local: LocalRun) -> bool:
-        """Whether this client has left the run, since its data are others than it enrolled with."""
+        """Whether this client has left the run, since it would not enrol with what it enrolled with."""
+        if self._data.tells_other_sizes(local):
+            self._data.leave_to_tell_other_sizes(local)
+            self._enrol_anew(local.view.run)
+            return True
         if not self._data.has_changed(local):
             return False
         view = self._coordinator.run(local.view.run)
@@ -330,10 +334,13 @@ class Worker:
         index, enrolled = (enrolment.index, enrolment.examples) if enrolment is not None else (None, None)
         if self._data.may_continue(local, index, enrolled):
             return False
-        self._indexes.pop(view.run, None)
         self._data.leave(local)
-        self._act(Enrol(run=view.run))
+        self._enrol_anew(view.run)
         return True
+
+    def _enrol_anew(self, run: str) -> None:
+        self._indexes.pop(run, None)
+        self._act(Enrol(run=run))
 
     def _look_at_changes(self, local: LocalRun, revision: int) -> None:
         """The run's configuration was changed since this site agreed to it: the site's policy still holds."""

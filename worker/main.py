@@ -26,6 +26,7 @@ from worker.enrolment import decline_all
 from worker.faults import LocalFault
 from worker.loop import Backoff, NothingDelivered, Refused, Unusable, Worker
 from worker.policy.document import load_policy
+from worker.policy.watch import PolicyChanged, PolicyWatch, list_differences, read_policy_again
 from worker.progress import Reporter
 from worker.shutdown import Shutdown, ShutdownRequested
 from worker.state import (
@@ -63,7 +64,7 @@ def run(
     shutdown = Shutdown()
     try:
         with shutdown.handle_signals(), lock_folder(settings.state, slots=settings.state_slots) as folder:
-            _work(settings, folder, reporter, shutdown, transport)
+            _work_by_policy(settings, folder, reporter, shutdown, transport)
     except ShutdownRequested:
         reporter.say("Stopped as asked. When restarted, this worker continues where it stopped.")
     except (InvalidConfiguration, Unusable) as error:
@@ -81,14 +82,39 @@ def run(
     return OK
 
 
-def _work(
+def _work_by_policy(
     settings: WorkerSettings,
     folder: Path,
     reporter: Reporter,
     shutdown: Shutdown,
     transport: httpx.BaseTransport | None,
 ) -> None:
-    address, policy = find_address(settings, folder), load_policy(settings)
+    """Work, and begin anew, as at a start, whenever the policy's file has been changed."""
+    watch = PolicyWatch(settings.policy)  # before it is read: what is written in between is a change
+    policy = load_policy(settings)
+    while True:
+        try:
+            _work(settings, policy, watch, folder, reporter, shutdown, transport)
+        except PolicyChanged as changed:
+            reporter.say(f"{changed} It is read again, and every run is looked at anew.")
+        else:
+            return
+        before = policy
+        policy, watch = read_policy_again(settings, reporter, shutdown)
+        for sentence in list_differences(before, policy):
+            reporter.say(f"The policy now has {sentence}")
+
+
+def _work(
+    settings: WorkerSettings,
+    policy: SitePolicy,
+    watch: PolicyWatch,
+    folder: Path,
+    reporter: Reporter,
+    shutdown: Shutdown,
+    transport: httpx.BaseTransport | None,
+) -> None:
+    address = find_address(settings, folder)
     backoff = Backoff(address.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
     told = Told(folder, lambda: dt.datetime.now(dt.UTC))
     with CoordinatorClient(
@@ -98,6 +124,7 @@ def _work(
         record=told.record,
         tell=policy.own.tell,
         insecure=settings.insecure,
+        before_sending=watch.check,
     ) as coordinator:
         _check_data(settings, address, folder, coordinator)
         identity = obtain_identity(folder)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,12 +19,15 @@ from feddisco.main import app
 from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration
+from shared.schemas import UpdateReport
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import create, keep, worker
+from worker.client import CoordinatorClient
 from worker.faults import LocalFault
 from worker.policy import DEALT, OWN, Policy
 from worker.policy.check import allows, check_assisting
 from worker.policy.document import SETTINGS, format_policy, load_policy, parse_policy, read_policy
+from worker.policy.watch import PolicyChanged, PolicyWatch
 from worker.settings import WorkerSettings, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -33,6 +39,10 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "policy.yaml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def read_told(state: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (state / "told.jsonl").read_text().splitlines()]
 
 
 # ---------------------------------------------------------------- the file
@@ -403,6 +413,121 @@ def test_a_run_that_is_changed_beyond_the_policy_is_left(at: Live, tmp_path: Pat
     assert (row["status"], row["reason"]) == ("declined", _limit(FaultCode.TOO_MANY_ROUNDS, 3, 9).sentence)
     sent = [event for event in at.events() if event["kind"] == "update_received"]
     assert [event["round"] for event in sent if event["client"] == "north"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"), [("exact", "rounded", 1400), ("rounded", "exact", 1438)]
+)
+def test_sizes_that_are_told_otherwise_are_enrolled_anew(
+    at: Live, tmp_path: Path, before: str, after: str, told: int
+) -> None:
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1, "max_attempts": 1, "autostart": False}))
+    file = write(tmp_path, f"fewest_trainers: 1\nsizes: {before}\n")
+    first = worker(at, tmp_path, "north", policy=file, wait_seconds=0.5)
+    at.wait_for(lambda: "demo: enrolled" in first.log)
+    write(tmp_path, f"fewest_trainers: 1\nsizes: {after}\n")
+    at.wait_for(lambda: f"{file} line 2 has sizes: {after}; leaving, and enrolling anew" in first.log)
+    at.wait_for(lambda: at.run()["enrolments"][0]["examples"] == told)
+    assert f"The policy now has sizes: {after} ({file} line 2); it had {before}" in first.log
+    assert at.admin.post("/runs/demo/start").status_code == 200
+    at.wait_for(lambda: at.run()["status"] == "completed")
+    (sent,) = [each["content"] for each in read_told(tmp_path / "north") if each["what"].endswith("/update")]
+    assert sent["examples"] == told
+
+
+# ---------------------------------------------------------------- a file that is changed while a worker runs
+
+
+def test_what_is_forbidden_in_the_middle_of_a_round_does_not_leave(at: Live, tmp_path: Path) -> None:
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1, "max_attempts": 1, "local": {"steps": 50_000}}))
+    member = worker(at, tmp_path, "north", policy=write(tmp_path, "fewest_trainers: 1\n"))
+    at.wait_for(lambda: [event for event in at.events() if event["kind"] == "assignment_taken"])
+    file = write(tmp_path, "fewest_trainers: 1\nruns: [other]\n")
+    assert member.join() == 4
+    assert f"The policy {file} has been changed. It is read again, " in member.log
+    row = at.run()["enrolments"][0]
+    assert (row["status"], row["reason"]) == ("declined", Fault(FaultCode.RUN_NOT_ALLOWED).sentence)
+    assert not [event for event in at.events() if event["kind"] == "update_received"]
+    noted = [
+        json.loads(line)["what"] for line in (tmp_path / "north" / "told.jsonl").read_text().splitlines()
+    ]
+    assert noted == ["POST /runs/demo/enrolments", "POST /runs/demo/decline"]
+
+
+def test_while_the_policy_is_broken_nothing_is_sent(at: Live, tmp_path: Path) -> None:
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1, "autostart": False}))
+    asked: list[str] = []
+
+    class Counted(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            return super().handle_request(request)
+
+    file = write(tmp_path, "fewest_trainers: 1\n")
+    member = worker(at, tmp_path, "north", policy=file, transport=Counted(), wait_seconds=0.5)
+    at.wait_for(lambda: "demo: enrolled" in member.log)
+    write(tmp_path, "fewest_trainers: one\n")
+    at.wait_for(lambda: "Nothing is sent, not even a request for work, until the policy" in member.log)
+    before = len(asked)
+    file.unlink()
+    at.wait_for(lambda: f"the policy {file} is not there." in member.log)
+    assert at.admin.post("/runs/demo/start").status_code == 200
+    assert len(asked) == before
+    write(tmp_path, "fewest_trainers: 1\n")
+    assert member.join() == 0
+    assert at.run()["status"] == "completed"
+
+
+def test_what_is_allowed_again_is_taken_part_in(at: Live, tmp_path: Path) -> None:
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1}))
+    write(tmp_path, "fewest_trainers: 2\n")
+    member = worker(
+        at, tmp_path, "north", policy=tmp_path / "policy.yaml", exit_when_finished=False, wait_seconds=0.5
+    )
+    at.wait_for(lambda: "demo: not taking part" in member.log)
+    write(tmp_path, "fewest_trainers: 1\n")
+    at.wait_for(lambda: at.run()["status"] == "completed")
+
+
+def test_a_file_is_another_by_what_stands_in_it(tmp_path: Path) -> None:
+    file = write(tmp_path, "runs: [a]\n")
+    watch = PolicyWatch(file)
+    assert not watch.has_changed()
+    os.utime(file, (1, 1))
+    file.chmod(0o640)
+    assert not watch.has_changed()
+    other = tmp_path / "other.yaml"
+    other.write_text("runs: [b]\n")
+    other.replace(file)
+    with pytest.raises(PolicyChanged, match="has been changed"):
+        watch.check()
+    file.unlink()
+    assert watch.has_changed()
+    write(tmp_path, "runs: [a]\n")
+    assert not watch.has_changed()  # back as it was
+    PolicyWatch(None).check()
+
+
+def test_an_update_on_its_way_is_cut(tmp_path: Path) -> None:
+    """Part by part it is looked whether it may still leave."""
+    path, sent = tmp_path / "update", list[int]()
+    path.write_bytes(bytes(4 << 20))
+
+    def look() -> None:
+        if sent:
+            raise PolicyChanged("forbidden")
+
+    class Network(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            for part in request.stream:  # type: ignore[union-attr]
+                sent.append(len(part))
+            raise AssertionError("all of it came")
+
+    client = CoordinatorClient("http://127.0.0.1:1", token="t", transport=Network(), before_sending=look)
+    report = UpdateReport(attempt=1, steps=1, examples=1)
+    with pytest.raises(PolicyChanged):
+        client.upload("demo", 1, report, path, "0" * 64)
+    assert sent == [1 << 20]
 
 
 def test_a_policy_that_is_wrong_ends_the_start_with_its_line(at: Live, tmp_path: Path) -> None:
