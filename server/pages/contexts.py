@@ -241,6 +241,7 @@ class RunPage(Page):
     twin: str | None
     assistant: str | None
     assistance: str | None
+    trainers: int
     examples: int | None
     accuracy: Score | None
     loss: Score | None

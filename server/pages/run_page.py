@@ -32,6 +32,7 @@ from server.pages.words import number, percent
 from shared.outliers import find_outliers
 from shared.schemas import (
     EnrolmentStatus,
+    EnrolmentView,
     EvaluationView,
     LedgerRow,
     Role,
@@ -92,6 +93,7 @@ def run_page(
         twin=_find_twin(store, run),
         assistant=assistant_notice(run.config),
         assistance=assistance_sentence(run.config, open_round) if open_round else None,
+        trainers=len(_trainers(run)),
         examples=_count_examples(run),
         accuracy=score(run, evaluations, lambda found: found.accuracy),
         loss=score(run, evaluations, lambda found: found.loss),
@@ -172,11 +174,12 @@ def _count_examples(run: RunView) -> int | None:
     """Of all trainers; of a secure run what their sum has told, None until then."""
     if run.config.secure is not None:
         return None if run.totals is None else run.totals.examples
-    return sum(
-        found.examples
-        for found in run.enrolments
-        if found.role is Role.TRAINER and found.status is not EnrolmentStatus.REFUSED
-    )
+    return sum(found.examples for found in _trainers(run))
+
+
+def _trainers(run: RunView) -> list[EnrolmentView]:
+    """Who trains, or did so to the end; without those who left, declined or were kept out."""
+    return [found for found in run.enrolments if found.role is Role.TRAINER and not found.status.is_gone]
 
 
 def _newest_round(run: RunView) -> int:

@@ -16,6 +16,7 @@ from jinja2 import meta, nodes
 from starlette.testclient import TestClient
 
 from server.database.store import Store
+from server.lifecycle.events import ClientDeclined, ClientLeft
 from server.pages import contexts, form_contexts
 from server.pages.explain import columns, weighting_name
 from server.pages.reader import newest_events
@@ -413,6 +414,20 @@ def test_an_abandoned_attempt_has_its_page_and_its_reason(tmp_path: Path, databa
     assert "attempt 1" in earlier.all("h1")[0].text
     assert "This attempt was abandoned before any weight was computed." in earlier.all("main")[0].text
     assert client.get("/runs/twice/rounds/1?attempt=3").status_code == 404
+    store.engine.dispose()
+
+
+def test_who_declined_or_left_is_no_trainer_of_the_run(tmp_path: Path, database_url: str) -> None:
+    client, store = client_on(database_url, tmp_path)
+    course = seed.Course(store, seed.config("few", rounds=1)).create().enrol()
+    all_in = read(client, "/runs/few").all("dl")[0].text
+    first, second, *others = seed.SITES
+    course.apply(ClientDeclined(first.name, "not allowed"), first.name)
+    course.apply(ClientLeft(second.name, "moved"), second.name)
+    text = read(client, "/runs/few").all("dl")[0].text
+    examples = amount(sum(site.examples for site in others))
+    assert f"Trainers{len(others)}{examples} examples" in text
+    assert f"Trainers{len(seed.SITES)}" in all_in
     store.engine.dispose()
 
 
