@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DataWatch"]
 
+SETTLE_SECONDS = 2.0
+"""How long changed files have to stay as they are before they are read."""
+LONGEST_WAIT = 15
+"""How often that is tried where they go on changing."""
+
 
 @dataclass(frozen=True)
 class DataWatch:
@@ -28,6 +34,7 @@ class DataWatch:
     journal: Journal
     site: Site
     say: Callable[[str], None]
+    sleep: Callable[[float], None] = time.sleep
 
     def keep(self, local: LocalRun) -> None:
         """This client has just enrolled with the data loaded."""
@@ -42,8 +49,10 @@ class DataWatch:
         """
         mark = self.journal.open_run(local.view.run).data_mark
         files, examples, *_ = _read_mark(mark)
-        if files == self.site.find_data_mark(local):
+        now = self.site.find_data_mark(local)
+        if files == now:
             return False
+        self._settle(local, now)
         try:
             self.site.reload_data(local)
         except LocalFault:
@@ -55,6 +64,18 @@ class DataWatch:
             self.keep(local)
             return False
         return True
+
+    def _settle(self, local: LocalRun, mark: str) -> None:
+        """Wait until nobody writes: half a file would be an example the less, or decline the run."""
+        for _ in range(LONGEST_WAIT):
+            before, mark = mark, self._look_again(local)
+            if mark == before:
+                return
+        self.say(f"{local.view.run}: the data here are still changing; taking them as they are")
+
+    def _look_again(self, local: LocalRun) -> str:
+        self.sleep(SETTLE_SECONDS)
+        return self.site.find_data_mark(local)
 
     def tells_other_sizes(self, local: LocalRun) -> bool:
         """Whether the policy has ``sizes`` told otherwise than when this client enrolled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import httpx
@@ -17,8 +18,10 @@ from shared.faults import Fault, FaultCode
 from shared.tasks.base import Split, Task
 from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import Member, create, keep, worker
+from worker import changed_data
 from worker.journal import RunJournal
 from worker.main import leave
+from worker.site import LocalRun
 
 OPTIONS = {"classes": ["a", "b"], "size": 16}
 
@@ -202,6 +205,54 @@ def test_d6_changed_data_are_noticed_before_training_and_enrolled_anew(at: Live,
     assert member.log.count(said) == 1
     assert member.log.count("told d = ") == 2  # other data have another one
     assert "steps, loss" not in member.log.split(said)[0]  # nothing was trained for nothing
+
+
+def test_d6_a_table_that_is_being_written_is_waited_for(
+    at: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at in the middle of a row: neither declined nor enrolled with a part of it."""
+    options = {"columns": ["age"], "target": "verdict", "classes": ["good", "bad"]}
+    create(
+        at, name="skin", task="csv", task_options=options, rounds=1, min_clients=1, autostart=False,
+        weighting={"kind": "disco"},
+    )  # fmt: skip
+    table = tmp_path / "data" / "train.csv"
+    table.parent.mkdir()
+    table.write_text("age,verdict\n" + "1,good\n2,bad\n" * 10)
+    member = worker(at, tmp_path, "north", task="csv", data=table.parent)
+    at.wait_for(lambda: row_of(at, "skin", "north")["status"] == "ready")
+    rest = ["3,good\n", "4,bad\n"]
+    found, loaded = changed_data.DataWatch._look_again, []
+
+    def write_on(watch: changed_data.DataWatch, local: LocalRun) -> str:
+        if rest:
+            with table.open("a") as file:
+                file.write(rest.pop(0))
+        loaded.append(member.log)
+        return found(watch, local)
+
+    monkeypatch.setattr(changed_data, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(changed_data.DataWatch, "_look_again", write_on)
+    with table.open("a") as file:
+        file.write("5,good\n6,")
+    rest.insert(0, "bad\n")
+    start(at)
+    assert member.join() == 0, member.log
+    assert (row_of(at, "skin", "north")["examples"], len(loaded)) == (24, 4)
+    assert member.log.count("leaving, and enrolling anew") == 1
+
+
+def test_d6_data_that_never_stay_are_taken_as_they_are() -> None:
+    marks, said = map(str, range(1000)), list[str]()
+    site = SimpleNamespace(
+        find_data_mark=lambda local: next(marks),
+        reload_data=lambda local: said.append("loaded"),
+        loaded_data_mark=lambda local: ("", "other"),
+    )
+    journal = SimpleNamespace(open_run=lambda run: SimpleNamespace(data_mark="files examples 5 exact"))
+    watch = changed_data.DataWatch(Any, journal, site, said.append, sleep=lambda seconds: None)  # type: ignore[arg-type]
+    assert watch.has_changed(SimpleNamespace(view=SimpleNamespace(run="skin")))  # type: ignore[arg-type]
+    assert said == ["skin: the data here are still changing; taking them as they are", "loaded"]
 
 
 def test_d6_changed_data_decline_the_run_where_the_site_says_so(at: Live, tmp_path: Path) -> None:
