@@ -41,6 +41,9 @@ def say_value_fault(fault: Mapping[str, Any]) -> str:
         return "Input should be text" + _show_text(value)
     if kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == f"^{PATH}$":
         return "Input should be package.module:attribute"
+    if kind == "too_short":
+        fewest = fault["ctx"]["min_length"]
+        return f"Input should be a list of at least {fewest} item{'' if fewest == 1 else 's'}"
     if kind in _NUMBERS:
         return message.partition(",")[0] + _show_number(value, whole=kind.startswith("int"))
     return message

@@ -123,7 +123,9 @@ def test_any_policy_that_is_printed_is_read_again(policy: Policy) -> None:
             "received 'l3'.",
         ),
         ("targets: uniform\n", "line 1: targets: "),
-        ("runs: []\n", "line 1: runs: "),
+        ("runs: []\n", "line 1: runs: input should be a list of at least 1 item, received []"),
+        ("metrics: [KL]\n", "line 1: metrics: input should be 'kl', 'l1', 'l2' or 'cosine', received 'KL'."),
+        ("metrics: ['a:b:c']\n", "line 1: metrics: string should match pattern"),
         ("runs:\n  - a\n  - 7\n", "line 3: runs: input should be text: put it in quotes, '7', received 7"),
         ("runs: skin\n", "runs: input should be a list: write [skin], received 'skin'"),
         ("parts:\n", "parts: input should be a list, received None"),
@@ -561,6 +563,30 @@ def test_the_example_is_printed_and_checked(tmp_path: Path) -> None:
     checked = CliRunner().invoke(app, ["worker", "policy", "--check", str(path)])
     assert checked.exit_code == 0
     assert re.findall(r"line (\d): \w+: '(\w+)' is none of this version", checked.output) == [("2", "fedprx")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: [mlp, default, bert]", ["models: 'bert' is none of this version"]),
+        ("parts: ['ours.*', 'ours.*:*']", ["parts: 'ours.*' fits no import path, which has a colon"]),
+        (
+            "metrics: [kl, 'ours.far:away']",
+            ["'ours.far:away' is answered only with disclosure: exact", "is not allowed by parts"],
+        ),
+        ("metrics: ['ours.far:away']\ndisclosure: exact\nparts: ['ours.*:*']", []),
+        ("sums_only: true\ntell_epsilon: true", ["line 2: tell_epsilon: true tells the number of examples"]),
+        ("most_epsilon: 2\nassistant: true", ["line 2: assistant: true lets", "it does not work as one"]),
+        ("assistant: true", []),
+    ],
+)
+def test_what_decides_nothing_or_takes_back_is_said(tmp_path: Path, text: str, said: list[str]) -> None:
+    path = write(tmp_path, text)
+    checked = CliRunner().invoke(app, ["worker", "policy", "--check", str(path)])
+    assert checked.exit_code == 0
+    assert not [each for each in said if each not in checked.output], checked.output
+    beyond = [line for line in checked.output.splitlines()[1:] if "(default " not in line]
+    assert bool(beyond) == bool(said), beyond
 
 
 @pytest.mark.parametrize("arguments", [(), ("--example", "--check", "x"), ("--check", "missing.yaml")])

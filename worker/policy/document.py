@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from shared import algorithms, tasks
+from shared import algorithms, models, tasks
 from shared.documents import describe_bytes, find_lines, parse_yaml
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.texts import find_nearest
 from shared.value_faults import list_faults, say_value_fault
@@ -170,17 +171,47 @@ def list_changes(file: PolicyFile) -> Iterator[str]:
         now, before = format_value(stated[key]), format_value(default[key])
         yield f"line {file.lines[key]}: {key}: {now} (default {before})"
     yield from _list_unknown(file)
+    yield from _list_contradictions(file)
 
 
 def _list_unknown(file: PolicyFile) -> Iterator[str]:
     """What no run can be, so that it is perhaps mistyped; another version may have it."""
-    for key, known in (("tasks", tasks.available()), ("algorithms", algorithms.available())):
+    known_names = {
+        "tasks": tasks.available(),
+        "algorithms": algorithms.available(),
+        "models": (*models.available(), "default"),
+    }
+    for key, known in known_names.items():
         for pattern in getattr(file.policy, key):
             if ":" not in pattern and not any(fnmatchcase(name, pattern) for name in known):
                 yield (
                     f"line {file.lines[key]}: {key}: {pattern!r} is none of this version, "
                     f"which has {', '.join(known)}"
                 )
+    for pattern in file.policy.parts:
+        if ":" not in pattern:
+            yield f"line {file.lines['parts']}: parts: {pattern!r} fits no import path, which has a colon"
+
+
+def _list_contradictions(file: PolicyFile) -> Iterator[str]:
+    """What one key allows, or promises, and another takes back."""
+    policy = file.policy
+    for metric in filter(is_own, policy.metrics):
+        line = file.lines["metrics"]
+        if policy.disclosure != "exact":
+            yield f"line {line}: metrics: {metric!r} is answered only with disclosure: exact"
+        if not any(fnmatchcase(metric, pattern) for pattern in policy.parts):
+            yield f"line {line}: metrics: {metric!r} is not allowed by parts"
+    if policy.sums_only and policy.tell_epsilon:
+        yield (
+            f"line {file.lines['tell_epsilon']}: tell_epsilon: true tells the number of examples, which "
+            "sums_only: true is to hide"
+        )
+    if policy.assistant and policy.most_epsilon is not None:
+        yield (
+            f"line {file.lines['assistant']}: assistant: true lets this site's updates be sent to one; with "
+            "most_epsilon it does not work as one itself"
+        )
 
 
 def format_policy(policy: Policy = OWN) -> str:
