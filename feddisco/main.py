@@ -36,7 +36,8 @@ class Place(NamedTuple):
 COMMANDS = {
     "version": Place("local", "Print the version."),
     "check-data": Place(
-        "processes", "Say what a run would find in the data here, and what would leave; sends nothing."
+        "processes",
+        "Say what a run would find here, what the site's policy says of it, and what would leave.",
     ),
     "demo": Place(
         "processes",

@@ -116,11 +116,9 @@ def check_site_data(
     ] = None,
     **flags: Any,
 ) -> None:
-    """Say what a run would find in the data here, whether this site's policy allows it, and what would leave.
+    """Say what a run would find here, what the site's policy says of it, and what would leave.
 
-    Sends nothing.
-
-    The exit code is 0 if the data can be used, 1 if a run would be declined.
+    Sends nothing. The exit code is 0 if the data can be used, 1 if a run would be declined.
     """
     from feddisco.admin import load_config
 

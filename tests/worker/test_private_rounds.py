@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from shared.problems import InvalidConfiguration
@@ -126,6 +127,30 @@ def test_a_run_is_counted_told_where_allowed_and_tells_no_loss(at: Live, tmp_pat
     dealt = config.change({"partition": "iid:2"})
     digest = simulate(dealt, source=None, out=tmp_path / "out.jsonl", say=lambda line: None)
     assert at.run()["model"] != digest
+
+
+def test_an_update_that_was_kept_tells_what_the_policy_allows_when_it_leaves(
+    at: Live, tmp_path: Path
+) -> None:
+    create(at, **PRIVATE | {"rounds": 1, "min_clients": 1})
+    file, tried = policy(tmp_path, "site", tell_epsilon=True), []
+
+    class Broken(httpx.HTTPTransport):
+        """Whoever answers for the data changes their mind while the first upload fails."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/update"):
+                tried.append("epsilon" in request.url.params)
+                if len(tried) == 1:
+                    policy(tmp_path, "site", tell_epsilon=False)
+                    raise httpx.ConnectError("refused")
+            return super().handle_request(request)
+
+    member = worker(at, tmp_path, "site", partition="iid:2", index=0, policy=file, transport=Broken())
+    assert member.join() == 0
+    assert tried == [True, False]
+    assert "trained already, sending the finished update again" in member.log
+    assert ledger(at, 1)["site"]["epsilon"] is None
 
 
 def ledger(at: Live, round: int) -> dict[str, dict[str, Any]]:
