@@ -223,9 +223,8 @@ class RoundWork:
             self._fetch(assignment, local, journal)  # it may be another process that trained
             path, digest, told = self.secure.mask(assignment, local, journal, update)
         size = path.stat().st_size
-        if not self.site.policy_for(
-            local.view
-        ).tell_epsilon:  # it may have been trained, and kept, under another policy
+        policy = self.site.policy_for(local.view)
+        if not policy.tell_epsilon:  # another may have trained, and kept, the update
             told = told.model_copy(update={"epsilon": None})
         try:
             self.coordinator.upload(assignment.run, assignment.round, told, path, digest)
