@@ -253,10 +253,10 @@ class Runner:
             elif key in self._retries:
                 self.schedule(*key)
 
-    async def run(self, keep_time: Callable[[], None]) -> None:
+    async def run(self, keep_time: Callable[[], bool]) -> None:
         """Until cancelled: pick up what an earlier process left, then watch deadlines and aggregations.
 
-        ``keep_time`` is called on a thread before each look at the deadlines.
+        ``keep_time`` is called on a thread before each look at the deadlines; False: not now.
         """
         self._loop = asyncio.get_running_loop()
         await repeat(
@@ -276,9 +276,9 @@ class Runner:
         self.early.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
 
-    async def _sweep(self, keep_time: Callable[[], None]) -> None:
-        await self._threads.run(keep_time)
-        await self._threads.run(self._pass_time)
+    async def _sweep(self, keep_time: Callable[[], bool]) -> None:
+        if await self._threads.run(keep_time):
+            await self._threads.run(self._pass_time)
         await self._adopt_orphans()
 
     def _pass_time(self) -> None:

@@ -1,4 +1,4 @@
-"""Which time counts for no deadline: that without a coordinator, and that by which a clock was set."""
+"""Which time counts for no deadline: without a coordinator or its database, and by which a clock was set."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ NOTE_SECONDS = 5.0
 RECENTLY = dt.timedelta(seconds=3 * NOTE_SECONDS)
 TOLERANCE = dt.timedelta(seconds=1)
 """A smaller step is followed without a word."""
+WITHOUT_DATABASE = dt.timedelta(seconds=NOTE_SECONDS)
+"""One that takes a note later than this was away: it has taken no update either."""
 NOTHING = dt.timedelta(0)
 
 log = logging.getLogger("feddisco")
@@ -29,7 +31,8 @@ def find_uncounted(
 
     Args:
         before: when a coordinator last noted that it is alive; ``mine``: when this one did.
-        own: the time by this process's clock, which neither steps nor runs while the host is suspended.
+        own: the time by this process's clock, which neither steps nor runs while the host is suspended;
+            when the database was away, the time at which it was asked first.
         wall: the time of day, which all coordinators share.
 
     Returns:
@@ -60,6 +63,7 @@ class TimeKeeper:
         self._clock = clock
         self._noted: dt.datetime | None = None
         self._due = 0.0
+        self._tried: dt.datetime | None = None  # since when, while the database takes nothing
         self._keeping = threading.RLock()
 
     def start(self) -> None:
@@ -71,19 +75,31 @@ class TimeKeeper:
             self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
         self._store.move_assistance_deadlines(uncounted, now)
 
-    def keep(self) -> None:
-        """Before deadlines are looked at: see that the clock is right, and note that this process lives."""
+    def keep(self) -> bool:
+        """Before deadlines are looked at: see that the clock is right, and note that this process lives.
+
+        Returns:
+            Whether they may be: not at once where another coordinator has come back first and moves them.
+        """
         with self._keeping:
+            self._tried = self._tried or self._clock()
             wall, own = self._clock.read_wall(), self._clock()
             if abs(wall - own) < TOLERANCE and self._clock.monotonic() < self._due:
-                return
-            mine = self._noted
-            uncounted = find_uncounted(self._note(wall), mine, own, wall)
+                self._tried = None
+                return True
+            mine, before = self._noted, self._note(wall)
+            now, tried, self._tried = self._clock(), self._tried, None
+            wall += now - own
+            was_away = now - tried >= WITHOUT_DATABASE
+            uncounted = find_uncounted(before, mine, tried if was_away else now, wall)
             self._clock.set(wall)
             if uncounted:
-                seconds = uncounted.total_seconds()
-                log.warning("%.1f s count for no deadline: away, or the clock was set", seconds)
+                log.warning(
+                    "%.1f s count for no deadline: coordinator or database away, or the clock was set",
+                    uncounted.total_seconds(),
+                )
                 self._move_deadlines(uncounted, wall)
+            return bool(uncounted) or not was_away
 
     def follow(self) -> None:
         """Before a transition: a round that opens by a clock that has been set since ends by it, too.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from server.clock import Clock
 from server.coordinator import Coordinator
 from server.lifecycle.events import ClientEnrolled
 from server.runs.timekeeping import NOTE_SECONDS, find_uncounted
+from shared.problems import StorageUnavailable
 from shared.schemas import Role, RoundStatus
 from tests.helpers.live_coordinator import settings_for
 from tests.helpers.store_play import NOW, RUN, Story, later
@@ -56,6 +59,20 @@ def start(database_url: str, tmp_path: Path) -> Start:
     return one
 
 
+@contextmanager
+def no_database(at: Coordinator) -> Iterator[None]:
+    """It refuses every statement."""
+
+    def refuse(connection: sa.Connection) -> None:
+        raise sa.exc.OperationalError("BEGIN", None, Exception("the database is gone"))
+
+    sa.event.listen(at.store.engine, "begin", refuse)
+    try:
+        yield
+    finally:
+        sa.event.remove(at.store.engine, "begin", refuse)
+
+
 def open_round(at: Coordinator) -> None:
     story = Story(at.store.engine)
     story.create(round_deadline_seconds=DEADLINE_SECONDS, min_clients=1, weighting={"kind": "sizes"})
@@ -65,8 +82,8 @@ def open_round(at: Coordinator) -> None:
 
 def look(at: Coordinator) -> RoundStatus:
     """What the sweep does every second."""
-    at.timekeeper.keep()
-    at.runner._pass_time()
+    if at.timekeeper.keep():
+        at.runner._pass_time()
     return at.store.round_view(RUN, 1, 1).status
 
 
@@ -123,6 +140,98 @@ def test_a_coordinator_that_was_away_while_the_clock_was_set(start: Start, step:
     assert look(second) is RoundStatus.COLLECTING
     assert deadline(second) - host.wall == dt.timedelta(seconds=100)
     second.close()
+
+
+@pytest.mark.parametrize("step", [NOTHING, HOUR, -HOUR])
+def test_a_database_that_was_away_leaves_a_round_the_time_it_had(start: Start, step: dt.timedelta) -> None:
+    """Who trained meanwhile could deliver to nobody, although the coordinator was there."""
+    host = Host()
+    at = start(host)
+    open_round(at)
+    host.pass_time(DEADLINE_SECONDS - 100)
+    assert look(at) is RoundStatus.COLLECTING
+    with no_database(at):
+        for _ in range(100):
+            host.pass_time(NOTE_SECONDS)
+            with pytest.raises(StorageUnavailable):
+                at.timekeeper.keep()
+    host.set(step)
+    assert look(at) is RoundStatus.COLLECTING
+    assert deadline(at) - host.wall == dt.timedelta(seconds=100 - NOTE_SECONDS)
+    host.pass_time(100 - NOTE_SECONDS)
+    assert look(at) is RoundStatus.ABANDONED
+    at.close()
+
+
+def test_a_database_that_keeps_a_coordinator_waiting_counts_for_no_deadline(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that returns after two hours, as of a suspended host."""
+    host = Host()
+    at = start(host)
+    open_round(at)
+    note = at.store.note_alive
+
+    def note_late(now: dt.datetime) -> dt.datetime | None:
+        host.pass_time(7200)
+        return note(now)
+
+    host.pass_time(DEADLINE_SECONDS - 100)
+    monkeypatch.setattr(at.store, "note_alive", note_late)
+    at.timekeeper.keep()
+    monkeypatch.undo()
+    assert look(at) is RoundStatus.COLLECTING
+    assert deadline(at) - host.wall == dt.timedelta(seconds=100)
+    at.close()
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_two_coordinators_without_their_database_move_a_deadline_once(start: Start, last: int) -> None:
+    """Whichever of them noted last before, and looks first afterwards."""
+    host = Host()
+    both = (start(host), start(host))
+    open_round(both[0])
+    for at in (both[1 - last], both[last]):
+        host.pass_time(NOTE_SECONDS)
+        assert look(at) is RoundStatus.COLLECTING
+    host.pass_time(NOTE_SECONDS)
+    for at in both:
+        with no_database(at), pytest.raises(StorageUnavailable):
+            at.timekeeper.keep()
+    host.pass_time(2 * DEADLINE_SECONDS)
+    for at in (*both, *both):
+        assert look(at) is RoundStatus.COLLECTING
+        host.pass_time(1)
+    assert deadline(both[0]) - host.wall == dt.timedelta(seconds=DEADLINE_SECONDS - 3 * NOTE_SECONDS - 4)
+    for at in both:
+        at.close()
+
+
+def test_nobody_is_timed_out_while_another_coordinator_moves_the_deadlines(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is back: the one has noted it, and has yet to move them, when the other looks."""
+    host = Host()
+    one, two = start(host), start(host)
+    open_round(one)
+    host.pass_time(NOTE_SECONDS)
+    for at in (one, two):
+        with no_database(at), pytest.raises(StorageUnavailable):
+            at.timekeeper.keep()
+    host.pass_time(2 * DEADLINE_SECONDS)
+    move = one.timekeeper._move_deadlines
+
+    def move_late(*arguments: dt.timedelta) -> None:
+        assert look(two) is RoundStatus.COLLECTING
+        move(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one.timekeeper, "_move_deadlines", move_late)
+    assert look(one) is RoundStatus.COLLECTING
+    host.pass_time(1)
+    assert look(two) is RoundStatus.COLLECTING
+    assert deadline(one) - host.wall == dt.timedelta(seconds=DEADLINE_SECONDS - NOTE_SECONDS - 1)
+    one.close()
+    two.close()
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
