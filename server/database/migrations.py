@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from server.database.session import make_engine, parse_url, reading, translated
-from shared.problems import SchemaOutdated, StorageUnavailable
+from server.database.session import describe, make_engine, parse_url, reading, translated
+from shared.problems import InvalidConfiguration, SchemaOutdated, StorageUnavailable
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -134,6 +134,7 @@ def migrating(url: str | sa.URL) -> Iterator[sa.Connection]:
     with translated(engine), engine.begin() as connection:
         if not is_sqlite:
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7305519, 1)")
+            _check_encoding(connection)
         yield connection
         if is_sqlite:
             _check_foreign_keys(connection)
@@ -142,6 +143,16 @@ def migrating(url: str | sa.URL) -> Iterator[sa.Connection]:
 def _without_foreign_keys(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     assert isinstance(connection, sqlite3.Connection)
     connection.execute("PRAGMA foreign_keys = OFF").close()
+
+
+def _check_encoding(connection: sa.Connection) -> None:
+    """Names, reasons and JSON have letters of all languages."""
+    found = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if found != "UTF8":
+        raise InvalidConfiguration(
+            f"the encoding of the database {describe(connection.engine)} is {found}, not UTF8",
+            hint="Create another: createdb --template template0 --encoding UTF8 --locale C.UTF-8 NAME.",
+        )
 
 
 def _check_foreign_keys(connection: sa.Connection) -> None:

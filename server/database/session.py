@@ -229,7 +229,8 @@ def make_engine(
         # the newest is used first: it has seen the server just now, and knows the common statements
         engine = sa.create_engine(
             parsed,
-            connect_args={"connect_timeout": 10, "application_name": "feddisco"},
+            # of a database without an encoding the driver would give bytes; it is refused in words later
+            connect_args={"connect_timeout": 10, "application_name": "feddisco", "client_encoding": "utf8"},
             **options | ({"pool_use_lifo": True} if poolclass is sa.QueuePool else {}),
         )
         _check_idle(engine)
@@ -339,15 +340,21 @@ _OUR_MISTAKES = (
 )
 
 
+def _is_set_up_otherwise(cause: BaseException | None) -> bool:
+    """What PostgreSQL refuses for its own state (rights, a standby, damage), whatever the statement."""
+    state = getattr(cause, "sqlstate", None) or ""
+    return state in ("42501", "25006") or state.startswith("XX")
+
+
 @contextmanager
 def translated(engine: sa.Engine) -> Iterator[None]:
     """Driver errors about the connection become :class:`StorageUnavailable`; our own mistakes stay."""
     try:
         yield
     except (sa.exc.DatabaseError, sa.exc.InterfaceError, sa.exc.TimeoutError) as error:
-        if isinstance(error, _OUR_MISTAKES):
-            raise
         cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if isinstance(error, _OUR_MISTAKES) and not _is_set_up_otherwise(cause):
+            raise
         first_line = str(cause).strip().partition("\n")[0]
         raise StorageUnavailable(
             f"the database {describe(engine)} does not answer: {first_line}", hint=_advise(first_line)
@@ -374,6 +381,11 @@ _ADVICE = {  # SQLite's words, then PostgreSQL's
     "SSL": "Check sslmode in the database URL, and the server's certificate.",
     "too many clients": "Raise its max_connections, or let fewer programs connect.",
     "remaining connection slots": "Raise its max_connections, or let fewer programs connect.",
+    "permission denied": "Its user needs all rights there: ALTER DATABASE name OWNER TO user.",
+    "must be owner": "Another user has made its tables: connect as that one, or REASSIGN OWNED BY that one.",
+    "read-only transaction": "Connect to the primary; one that takes no writes may be a standby, or full.",
+    "database system is": "It starts or stops; wait until it is there.",
+    "invalid page": "A file of it is damaged: restore a backup (docs/operations.md), and check the disk.",
     "No space left": "The disk is full: free space or move the database to a larger disk.",
 }
 _ANY_ADVICE = "Check that it runs, that its address is right and that the disk has room; then try again."

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 import sqlalchemy as sa
 import trustme
@@ -27,6 +29,7 @@ from server.clock import utc_now
 from server.main import _say_certificate, _say_who_reads, check_storage, migrate, serve
 from server.ownership import owning
 from server.settings import Settings
+from tests.helpers.databases import Postgres
 from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
 
 
@@ -145,6 +148,47 @@ def test_postgresql_is_migrated_by_its_operator_only(
         assert "feddisco server migrate" in refusal(settings, capsys)
         assert migrate(settings) == 0
         assert migrate(settings) == 0, "again is fine"
+    finally:
+        postgres.drop(url)
+
+
+def test_a_database_of_another_user_is_told_with_what_to_do(
+    postgres: Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Since PostgreSQL 15 a database that is only granted to a user lets it make no tables."""
+    url, role = postgres.empty(), f"plain_{secrets.token_hex(4)}"
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {role}")
+            connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        options = f"?options=-c%20role%3D{role}"
+        assert migrate(settings_for(url + options, tmp_path)) == 2
+        assert "permission denied for schema public. Its user needs all rights" in capsys.readouterr().err
+        assert migrate(settings_for(url, tmp_path)) == 0
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        assert "permission denied for table installation" in refusal(
+            settings_for(url + options, tmp_path), capsys
+        )
+    finally:
+        postgres.drop(url)
+        with psycopg.connect(postgres.url.render_as_string(False), autocommit=True) as connection:
+            connection.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_cannot_hold_every_letter_is_refused(
+    encoding: str, postgres: Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SQL_ASCII is what a cluster made without a locale has."""
+    name = f"feddisco_test_{secrets.token_hex(6)}"
+    url = postgres.url.set(database=name).render_as_string(hide_password=False)
+    with psycopg.connect(postgres.url.render_as_string(False), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    try:
+        assert migrate(settings_for(url, tmp_path)) == 2
+        assert f"is {encoding}, not UTF8. Create another: createdb" in capsys.readouterr().err
+        assert "feddisco server migrate" in refusal(settings_for(url, tmp_path), capsys)
     finally:
         postgres.drop(url)
 

@@ -156,6 +156,30 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("statement", "said", "advice"),
+    [
+        ("CREATE TABLE t (x int)", "in a read-only transaction", "Connect to the primary"),
+        ("DO $$ BEGIN RAISE 'invalid page in block 3' USING ERRCODE = 'XX001'; END $$", "page", "restore a"),
+    ],
+)
+def test_what_postgresql_refuses_for_its_own_state_is_no_mistake_of_ours(
+    statement: str, said: str, advice: str, postgres: Postgres
+) -> None:
+    """So clients wait, as for a full disk, in place of giving their round up for an unexpected fault."""
+    url = postgres.empty()
+    engine = make_engine(f"{url}?options=-c%20default_transaction_read_only%3Don")
+    try:
+        with pytest.raises(StorageUnavailable, match=said) as caught, writing(engine) as connection:
+            connection._connection.exec_driver_sql(statement)
+        assert advice in caught.value.hint
+        with pytest.raises(sa.exc.ProgrammingError), writing(engine) as connection:
+            connection._connection.exec_driver_sql("SELECT nothing")
+    finally:
+        engine.dispose()
+        postgres.drop(url)
+
+
 def test_an_unwritable_sqlite_path_is_named(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'missing' / 'a.sqlite'}")
     with (
