@@ -32,6 +32,20 @@ def test_the_chart_names_settings_that_there_are() -> None:
     assert set(re.findall(r"\.Values\.(\w+)", text)) == set(values)
 
 
+def test_the_chart_keeps_every_secret_that_it_is_given() -> None:
+    """Also one that values.yaml only mentions, such as S3's: it was left out without a word."""
+    template = (CHART / "templates" / "secret.yaml").read_text()
+    assert 'range $name, $value := omit .Values.secret "FEDDISCO_ADMIN_TOKEN"' in template
+    values = (CHART / "values.yaml").read_text()
+    under = values[values.index("\nsecret:") : values.index("\nsettings:")]
+    named = {name.lower() for name in re.findall(r"FEDDISCO_(\w+):", under)}
+    assert {"s3_access_key_id", "s3_secret_access_key"} <= named
+    assert named <= {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field)} | {
+        "database_url",
+        "s3_access_key_id",
+    }
+
+
 def test_the_compose_file_has_a_coordinator_alone() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     always = {name for name, service in services.items() if "profiles" not in service}
@@ -74,6 +88,10 @@ def test_the_chart_is_rendered() -> None:
         ),
         *("--set", "replicas=2,settings.FEDDISCO_BLOB_STORE=s3://bucket/feddisco"),
     )
+    keys = {"FEDDISCO_DATABASE_URL": "postgresql://one", "FEDDISCO_S3_SECRET_ACCESS_KEY": "key"}
+    given = ",".join(f"secret.{name}={value}" for name, value in keys.items())
+    (secret,) = (document for document in render("--set", given) if document["kind"] == "Secret")
+    assert keys.items() <= secret["stringData"].items()
     found = {document["kind"]: document for document in more}
     assert set(found) == {"PersistentVolumeClaim", "Service", "Deployment", "Ingress", "ServiceMonitor"}
     assert found["Ingress"]["spec"]["tls"][0]["secretName"] == "tls"
@@ -84,6 +102,7 @@ def test_the_chart_is_rendered() -> None:
     ("options", "said"),
     [
         (("--set", "replicas=2", *TOKENS), "several replicas share no volume"),
+        (("--set", "replicas=2,settings.FEDDISCO_BLOB_STORE=s3://bucket/x", *TOKENS), "share one database"),
         ((), "secret.FEDDISCO_ADMIN_TOKEN, or existingSecret"),
         (("--set", "ingress.enabled=true", *TOKENS), "tokens cross this connection"),
     ],

@@ -11,6 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from feddisco.main import app
+from server.monitoring.metrics import Telemetry
+from shared import problems
+from shared.schemas import EnrolmentStatus, RunStatus
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -67,6 +70,57 @@ def test_alerts_and_dashboard_name_metrics_that_there_are(database_url: str, tmp
     used = {name for expression in asked for name in re.findall(r"feddisco_\w+", expression)}
     assert used - known == set()
     assert {name for name in families if name.startswith("feddisco_run_")} <= used
+
+
+def labels_by_metric() -> dict[str, set[str]]:
+    """By family, as in an expression; those of :meth:`Telemetry.watch` have none."""
+    known = Telemetry().registry._names_to_collectors
+    return {name: set(getattr(collector, "_labelnames", ())) for name, collector in known.items()}
+
+
+def test_alerts_dashboard_and_document_name_labels_that_there_are() -> None:
+    known = labels_by_metric()
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    board = json.loads((DEPLOY / "grafana" / "feddisco.json").read_text())
+    document = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    shown = [(rule["expr"], " ".join(rule["annotations"].values())) for rule in rules]
+    shown += [(target["expr"], target["legendFormat"]) for p in board["panels"] for target in p["targets"]]
+    shown += [(code, "") for code in re.findall(r"`([^`\n]*feddisco_[^`\n]*)`", document)]
+    asked = 0
+    for expression, words in shown:
+        metrics = re.findall(r"feddisco_\w+", expression)
+        allowed = set().union(*(known.get(name, set()) for name in metrics)) - {"le"}
+        selected = re.findall(r"(\w+)=~?\"", expression)
+        selected += re.split(r"\W+", ",".join(re.findall(r"by \(([^)]*)\)", expression)))
+        told = re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", words)
+        used = {name for name in (*selected, *told) if name} - {"le"}
+        if metrics:
+            asked += len(used)
+            assert used <= allowed, expression
+    assert asked > 25
+    for variable in board["templating"]["list"]:
+        if found := re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]):
+            assert found[2] in known[found[1]]
+
+
+def test_alerts_and_document_ask_for_values_that_there_are(database_url: str, tmp_path: Path) -> None:
+    """An alert on a status or code that is never told is never raised."""
+    text = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+    text += (DEPLOY.parent / "docs" / "operations.md").read_text()
+    with live(database_url, tmp_path / "data") as at:
+        told = set(re.findall(r'feddisco_stored\{noun="(\w+)",status="(\w+)"\}', "\n".join(scrape(at))))
+    asked = set(re.findall(r'feddisco_stored\{noun="(\w+)",status="(\w+)"\}', text))
+    assert len(asked) >= 4
+    possible = {("runs", str(status)) for status in RunStatus}
+    possible |= {("enrolments", str(status)) for status in EnrolmentStatus}
+    assert asked <= told | possible
+    codes = set(re.findall(r'feddisco_problems_total\{code="([^"]+)"\}', text))
+    assert codes
+    assert codes <= {kind.code for kind in _below(problems.Problem)}
+
+
+def _below(kind: type[problems.Problem]) -> list[type[problems.Problem]]:
+    return [found for below in kind.__subclasses__() for found in (below, *_below(below))]
 
 
 def test_the_units_call_commands_with_flags_that_there_are() -> None:
