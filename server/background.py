@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from shared.problems import ServiceFault
 
-__all__ = ["Background", "repeat"]
+__all__ = ["Background", "Told", "repeat"]
+
+MOST_SAID = 20
+"""Different faults of one work until it succeeds."""
 
 log = logging.getLogger("feddisco")
 
@@ -50,15 +54,49 @@ async def repeat(
 ) -> None:
     """Do the work again and again, until cancelled; whatever it raises, it is done again.
 
-    ``failure`` is logged before the reason: "cannot look at deadlines now". ``at_once``: also now.
+    ``failure`` is logged before the reason: "cannot look at deadlines now"; see :class:`Told`. ``at_once``:
+    also now.
     """
+    told = Told(log, failure)
     if not at_once:
         await asyncio.sleep(seconds)
     while True:
         try:
             await work()
         except ServiceFault as fault:
-            log.warning("%s: %s", failure, fault.detail)
-        except Exception:  # without this loop it would never be done again
-            log.exception("%s", failure)
+            told.fault(fault.detail)
+        except Exception as error:  # without this loop it would never be done again
+            told.fault(repr(error), is_ours=True)
+        else:
+            told.success()
         await asyncio.sleep(seconds)
+
+
+class Told:
+    """Of what is tried again and again, each fault is a line of the log once, and then that it is over.
+
+    ``failure``: what cannot be done meanwhile, in the words of :func:`repeat`.
+    """
+
+    def __init__(self, log: logging.Logger, failure: str) -> None:
+        self._log = log
+        self._failure = failure
+        self._since = 0.0
+        self._said: set[str] = set()
+
+    def fault(self, why: str, *, is_ours: bool = False) -> None:
+        """``is_ours``: with the traceback of the exception that is being handled."""
+        if not self._said:
+            self._since = time.monotonic()
+        if why in self._said or len(self._said) >= MOST_SAID:
+            return
+        self._said.add(why)
+        if is_ours:
+            self._log.exception("%s", self._failure)
+        else:
+            self._log.warning("%s: %s", self._failure, why)
+
+    def success(self) -> None:
+        if self._said:
+            self._log.info("over after %.0f s: %s", time.monotonic() - self._since, self._failure)
+            self._said.clear()

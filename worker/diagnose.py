@@ -83,6 +83,11 @@ def _diagnose_refusal(error: problems.Problem, url: str, registering: bool) -> D
     )
     if isinstance(error, problems.ServiceFault) and isinstance(error.__cause__, OSError):
         return _diagnose_local(error.__cause__)  # this machine's own disk: shared.files speaks for both sides
+    if isinstance(error, problems.StorageUnavailable | problems.SchemaOutdated):  # its hint is not for here
+        what = error.detail.rstrip(".")
+        return Diagnosis(
+            f"The coordinator at {url} cannot answer at the moment: {what}. Its operator can mend it."
+        )
     if isinstance(error, problems.ServiceFault | problems.RequestTimeout):
         return Diagnosis(f"The coordinator at {url} cannot answer at the moment: {error}")
     if isinstance(error, problems.TooManyRequests):

@@ -328,7 +328,7 @@ def describe(engine: sa.Engine) -> str:
     """The database in words, without its password."""
     if engine.dialect.name == "sqlite":
         return str(engine.url.database)
-    return engine.url.render_as_string(hide_password=True)
+    return engine.url.set(drivername="postgresql").render_as_string(hide_password=True)
 
 
 _OUR_MISTAKES = (

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from server.background import Told
 from server.wakeups.hub import Hub
 
 __all__ = ["PostgresRelay", "read_payload"]
@@ -61,19 +62,21 @@ class PostgresRelay:
             tasks.create_task(self._run_forever(self._listen))
             tasks.create_task(self._run_forever(self._notify))
 
-    async def _run_forever(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _run_forever(self, work: Callable[[Connection, Told], Awaitable[None]]) -> None:
+        told = Told(log, "no connection for LISTEN/NOTIFY, trying again")
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-                    await work(connection)
-            except psycopg.OperationalError:
-                log.warning("the connection for LISTEN/NOTIFY is lost; trying again")
-            except Exception:  # without this loop other coordinators' clients would be told late for ever
-                log.exception("LISTEN/NOTIFY has failed; trying again")
+                    await work(connection, told)
+            except psycopg.OperationalError as error:
+                told.fault(str(error).strip().partition("\n")[0])
+            except Exception as error:  # without this loop others' clients would be told late for ever
+                told.fault(repr(error), is_ours=True)
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _listen(self, connection: Connection) -> None:
+    async def _listen(self, connection: Connection, told: Told) -> None:
         await connection.execute(f"LISTEN {CHANNEL}")
+        told.success()
         self._hub.hear({"everyone": True, "run": None})
         async for notice in connection.notifies():
             message = read_payload(notice.payload)
@@ -82,9 +85,10 @@ class PostgresRelay:
             elif message.pop("from") != self._sender:
                 self._hub.hear(message)
 
-    async def _notify(self, connection: Connection) -> None:
+    async def _notify(self, connection: Connection, told: Told) -> None:
         while True:
             if not self._unsent:
+                told.success()
                 self._unsent.append(await self._outgoing.get())
                 await asyncio.sleep(GATHER_SECONDS)
             while len(self._unsent) < MOST_AT_ONCE and not self._outgoing.empty():

@@ -148,6 +148,14 @@ def test_the_right_authority_is_content(tls_url: str, authority: trustme.CA) -> 
             "cannot answer at the moment: disk full",
             False,
         ),
+        (
+            problems.StorageUnavailable(
+                "it does not answer", hint="Check host and port in the database URL."
+            ),
+            False,
+            "cannot answer at the moment: it does not answer. Its operator can mend it.",
+            False,
+        ),
         (problems.RunOver("the run has ended"), False, "the run has ended", False),
         (UnexpectedAnswer(502, "text/html"), False, "A proxy answers", False),
         (UnexpectedAnswer(308, "text/html"), False, "redirects to another address", False),

@@ -77,6 +77,28 @@ def test_what_is_repeated_goes_on_after_any_fault(caplog: pytest.LogCaptureFixtu
     assert [row.levelname for row in caplog.records] == ["WARNING", "ERROR"]
 
 
+def test_an_outage_is_told_once_and_that_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """An hour without the database were 3600 lines of each task."""
+    calls = 0
+
+    async def work() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 40:
+            raise asyncio.CancelledError
+        if calls % 20:
+            raise StorageUnavailable("shutting down" if calls % 20 < 3 else "refused")
+
+    with caplog.at_level("INFO"), pytest.raises(asyncio.CancelledError):
+        asyncio.run(repeat(0.001, work, "cannot do it now"))
+    outage = [
+        "cannot do it now: shutting down",
+        "cannot do it now: refused",
+        "over after 0 s: cannot do it now",
+    ]
+    assert [row.getMessage() for row in caplog.records] == 2 * outage
+
+
 def test_metrics(at: Live) -> None:
     at.create(min_clients=1, rounds=1)
     (site,) = enrolled(at, (10,), (0.25,))

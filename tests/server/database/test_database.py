@@ -152,7 +152,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
     engine = make_engine(f"postgresql://someone:hunter2@127.0.0.1:{port}/feddisco")
     with pytest.raises(StorageUnavailable) as caught, reading(engine):
         pass
-    assert f"127.0.0.1:{port}" in caught.value.detail
+    assert f"postgresql://someone:***@127.0.0.1:{port}/feddisco" in caught.value.detail
     assert "hunter2" not in str(caught.value)
 
 
