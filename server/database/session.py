@@ -30,6 +30,7 @@ __all__ = [
     "Reading",
     "Statement",
     "Writing",
+    "connection_options",
     "describe",
     "make_engine",
     "parse_url",
@@ -229,8 +230,7 @@ def make_engine(
         # the newest is used first: it has seen the server just now, and knows the common statements
         engine = sa.create_engine(
             parsed,
-            # of a database without an encoding the driver would give bytes; it is refused in words later
-            connect_args={"connect_timeout": 10, "application_name": "feddisco", "client_encoding": "utf8"},
+            connect_args=connection_options(parsed),
             **options | ({"pool_use_lifo": True} if poolclass is sa.QueuePool else {}),
         )
         _check_idle(engine)
@@ -238,6 +238,24 @@ def make_engine(
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_SECONDS}, **options)
     _prepare_sqlite(engine, synchronous)
     return engine
+
+
+def connection_options(url: sa.URL) -> dict[str, str | int]:
+    """For libpq, but for what the URL says itself.
+
+    A host that vanishes closes no connection: without limits a statement waits for a quarter of an hour,
+    and one that only listens for two hours.
+    """
+    options: dict[str, str | int] = {
+        "connect_timeout": 10,
+        "application_name": "feddisco",
+        "client_encoding": "utf8",  # SQL_ASCII is refused in words later; the driver would give bytes
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,  # milliseconds; where the system has it
+    }
+    return {name: value for name, value in options.items() if name not in url.query}
 
 
 def _check_idle(engine: sa.Engine) -> None:

@@ -15,8 +15,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from server.background import Told
+from server.database.session import connection_options, parse_url
 from server.wakeups.hub import Hub
 
 __all__ = ["PostgresRelay", "read_payload"]
@@ -39,7 +41,8 @@ class PostgresRelay:
     """One connection that listens and one that notifies, each with its task on the event loop."""
 
     def __init__(self, url: str, hub: Hub) -> None:
-        self._url = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        plain = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._address = make_conninfo(plain, **connection_options(parse_url(url)))
         self._hub = hub
         self._sender = secrets.token_hex(8)
         self._outgoing: asyncio.Queue[str] = asyncio.Queue(QUEUE)
@@ -66,7 +69,9 @@ class PostgresRelay:
         told = Told(log, "no connection for LISTEN/NOTIFY, trying again")
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+                async with await psycopg.AsyncConnection.connect(
+                    self._address, autocommit=True
+                ) as connection:
                     await work(connection, told)
             except psycopg.OperationalError as error:
                 told.fault(str(error).strip().partition("\n")[0])

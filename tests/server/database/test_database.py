@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import socket
 import threading
 from pathlib import Path
@@ -154,6 +155,23 @@ def test_a_database_that_does_not_answer_is_named_without_its_password() -> None
         pass
     assert f"postgresql://someone:***@127.0.0.1:{port}/feddisco" in caught.value.detail
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_database_whose_host_vanishes_is_given_up(postgres: Postgres) -> None:
+    """No packet says so: the system's own patience is a quarter of an hour, and two hours for who listens."""
+    url = postgres.empty()
+    mine = make_engine(f"{url}?tcp_user_timeout=5000")
+    try:
+        for engine, patience in ((make_engine(url), 60_000), (mine, 5000)):
+            with engine.connect() as connection:
+                number = os.dup(connection.connection.dbapi_connection.fileno())  # type: ignore[union-attr]
+                with socket.socket(fileno=number) as found:
+                    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == patience
+                    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+            engine.dispose()
+    finally:
+        postgres.drop(url)
 
 
 @pytest.mark.parametrize(
