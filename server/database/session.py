@@ -361,7 +361,7 @@ _OUR_MISTAKES = (
 def _is_set_up_otherwise(cause: BaseException | None) -> bool:
     """What PostgreSQL refuses for its own state (rights, a standby, damage), whatever the statement."""
     state = getattr(cause, "sqlstate", None) or ""
-    return state in ("42501", "25006") or state.startswith("XX")
+    return state in ("42501", "25006", "0A000") or state.startswith("XX")
 
 
 @contextmanager
@@ -401,6 +401,7 @@ _ADVICE = {  # SQLite's words, then PostgreSQL's
     "remaining connection slots": "Raise its max_connections, or let fewer programs connect.",
     "permission denied": "Its user needs all rights there: ALTER DATABASE name OWNER TO user.",
     "must be owner": "Another user has made its tables: connect as that one, or REASSIGN OWNED BY that one.",
+    "during recovery": "It is a standby: connect to the primary.",
     "read-only transaction": "Connect to the primary; one that takes no writes may be a standby, or full.",
     "database system is": "It starts or stops; wait until it is there.",
     "invalid page": "A file of it is damaged: restore a backup (docs/operations.md), and check the disk.",

@@ -178,6 +178,12 @@ def test_a_database_whose_host_vanishes_is_given_up(postgres: Postgres) -> None:
     ("statement", "said", "advice"),
     [
         ("CREATE TABLE t (x int)", "in a read-only transaction", "Connect to the primary"),
+        (  # what a standby says to a connection that has read before
+            "DO $$ BEGIN RAISE 'cannot set transaction read-write mode during recovery' "
+            "USING ERRCODE = '0A000'; END $$",
+            "during recovery",
+            "connect to the primary",
+        ),
         ("DO $$ BEGIN RAISE 'invalid page in block 3' USING ERRCODE = 'XX001'; END $$", "page", "restore a"),
     ],
 )
