@@ -27,7 +27,9 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"model": Health, "description": "Something is missing"}})
 async def readyz(coordinator: Coordinator) -> Response:
-    """Whether the database answers, its schema fits this program, blobs can be written, and all tasks run."""
+    """Whether the database answers and takes writes, its schema fits this program, blobs can be written, and
+    all tasks run.
+    """
     checks = await coordinator.threads.run(_run_checks, coordinator)
     is_ready = all(word == "ok" for word in checks.values())
     checks |= await coordinator.threads.run(_run_warnings, coordinator)
@@ -39,12 +41,17 @@ async def readyz(coordinator: Coordinator) -> Response:
 
 def _run_checks(coordinator: Coordinator) -> dict[str, str]:
     checks: dict[str, Callable[[], object]] = {
-        "database": lambda: coordinator.store.latest_event_id(None),
+        "database": lambda: _check_database(coordinator),
         "schema": lambda: check_current(coordinator.store.engine),
         "blobs": coordinator.blobs.check,
         "background": coordinator.background.check,
     }
     return {name: _summarise(check) for name, check in checks.items()}
+
+
+def _check_database(coordinator: Coordinator) -> None:
+    coordinator.store.latest_event_id(None)
+    coordinator.timekeeper.check()
 
 
 def _run_warnings(coordinator: Coordinator) -> dict[str, str]:

@@ -10,6 +10,7 @@ from server.clock import Clock
 from server.database.store import Store
 from server.lifecycle.events import CoordinatorReturned
 from server.runs.runner import ACTOR, Runner
+from shared.problems import StorageUnavailable
 
 __all__ = ["NOTE_SECONDS", "TimeKeeper", "find_uncounted"]
 
@@ -100,6 +101,15 @@ class TimeKeeper:
                 )
                 self._move_deadlines(uncounted, wall)
             return bool(uncounted) or not was_away
+
+    def check(self) -> None:
+        """For readiness: one that answers may take no writes, as a standby. Raises StorageUnavailable."""
+        tried = self._tried
+        if tried is not None and self._clock() - tried > RECENTLY:
+            seconds = (self._clock() - tried).total_seconds()
+            raise StorageUnavailable(
+                f"the database has taken nothing for {seconds:.0f} s; the log has the reason"
+            )
 
     def follow(self) -> None:
         """Before a transition: a round that opens by a clock that has been set since ends by it, too.

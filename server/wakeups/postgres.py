@@ -73,7 +73,7 @@ class PostgresRelay:
                     self._address, autocommit=True
                 ) as connection:
                     await work(connection, told)
-            except psycopg.OperationalError as error:
+            except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:  # or a standby
                 told.fault(str(error).strip().partition("\n")[0])
             except Exception as error:  # without this loop others' clients would be told late for ever
                 told.fault(repr(error), is_ours=True)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.api.operations import _run_checks
 from server.app import make_coordinator
 from server.clock import Clock
 from server.coordinator import Coordinator
@@ -182,6 +183,24 @@ def test_a_database_that_keeps_a_coordinator_waiting_counts_for_no_deadline(
     monkeypatch.undo()
     assert look(at) is RoundStatus.COLLECTING
     assert deadline(at) - host.wall == dt.timedelta(seconds=100)
+    at.close()
+
+
+def test_a_database_that_takes_no_writes_is_not_ready(start: Start) -> None:
+    """A standby in the place of the primary answers all the same."""
+    host = Host()
+    at = start(host)
+    at.timekeeper.keep()
+    with no_database(at):
+        for _ in range(4):
+            at.timekeeper.check()
+            host.pass_time(NOTE_SECONDS)
+            with pytest.raises(StorageUnavailable):
+                at.timekeeper.keep()
+    host.pass_time(NOTE_SECONDS)
+    assert "taken nothing for 20 s" in _run_checks(at)["database"]
+    at.timekeeper.keep()
+    assert _run_checks(at)["database"] == "ok"
     at.close()
 
 
