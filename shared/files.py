@@ -52,6 +52,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
         raise StorageUnavailable(
             f"cannot read or write in {folder}: {error.strerror or error}",
             hint=_ADVICE.get(error.errno or 0, "Look at the disk and at the system's log."),
+            public=f"the storage cannot be used: {error.strerror or 'a fault of the disk'}",
         ) from error
 
 

@@ -383,8 +383,16 @@ class SchemaOutdated(ServiceFault):
 
 
 class StorageUnavailable(ServiceFault):
+    """``public`` is what anybody may know: ``detail`` and ``hint`` name addresses, users and folders."""
+
     code = "storage-unavailable"
     title = "The database or the blob store does not answer"
+
+    def __init__(
+        self, detail: str, *, hint: str = "", public: str = "the storage cannot be used", **extra: Any
+    ) -> None:
+        super().__init__(detail, hint=hint, **extra)
+        self.public = public
 
 
 class Busy(ServiceFault):

@@ -157,9 +157,8 @@ def _open_intact(coordinator: Coordinator, digest: str) -> BinaryIO:
     if coordinator.blobs.exists(digest) or coordinator.store.is_recorded(digest):
         fault = coordinator.faults.find(digest)
         if fault is not None:
-            raise StorageUnavailable(
-                f"the stored file {digest} {fault}", hint="Try again when the operator has restored it."
-            )
+            what = f"the stored file {digest} {fault}"
+            raise StorageUnavailable(what, public=what)
     return coordinator.blobs.open(digest)
 
 

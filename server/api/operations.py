@@ -69,12 +69,15 @@ def _run_warnings(coordinator: Coordinator) -> dict[str, str]:
 
 def _warn(number: int, noun: str, what: str) -> None:
     if number:
-        raise StorageUnavailable(f"{number} {noun}{' is' if number == 1 else 's are'} {what}")
+        what = f"{number} {noun}{' is' if number == 1 else 's are'} {what}"
+        raise StorageUnavailable(what, public=what)
 
 
 def _summarise(check: Callable[[], object]) -> str:
     try:
         check()
+    except StorageUnavailable as problem:  # anybody may ask
+        return f"{problem.code}: {problem.public}"
     except Problem as problem:
         return f"{problem.code}: {problem.detail}"
     except Exception as error:

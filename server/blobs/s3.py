@@ -84,6 +84,7 @@ class S3Blobs(BlobStore):
                     raise StorageUnavailable(
                         f"blob {digest} in {self} is damaged: its bytes have the SHA-256 {actual}",
                         hint="Restore the file from a backup, or upload it again.",
+                        public=f"the stored file {digest} is damaged",
                     )
                 os.link(path, link)
                 self._copies.add(path, digest)

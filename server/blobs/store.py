@@ -175,6 +175,7 @@ class BlobStore(ABC):
                 f"blob {digest} in {self} is damaged: its {self.size(digest)} bytes have the SHA-256 "
                 f"{actual}",
                 hint="Restore the file from a backup, or upload it again, and check the disk.",
+                public=f"the stored file {digest} is damaged",
             )
 
     @abstractmethod

@@ -375,7 +375,9 @@ def translated(engine: sa.Engine) -> Iterator[None]:
             raise
         first_line = str(cause).strip().partition("\n")[0]
         raise StorageUnavailable(
-            f"the database {describe(engine)} does not answer: {first_line}", hint=_advise(first_line)
+            f"the database {describe(engine)} does not answer: {first_line}",
+            hint=_advise(first_line),
+            public="the database does not answer",
         ) from error
     except UnicodeDecodeError as error:  # of SQLite's own message, with a name out of a damaged schema
         raise StorageUnavailable(

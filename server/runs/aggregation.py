@@ -145,9 +145,11 @@ class Aggregation:
         ]
         for what, digest in start:
             if digest is not None and (fault := self.faults.find(digest)) is not None:
+                lost = f"the {what} that the round starts from, {digest}, {fault}"
                 raise StorageUnavailable(
-                    f"the {what} that the round starts from, {digest}, {fault}",
+                    lost,
                     hint="Restore the file from a backup, or upload it: PUT /api/v1/blobs/{sha256}.",
+                    public=lost,
                 )
 
     def _separate_lost(self, given: AggregationInput) -> tuple[list[Update], dict[str, str]]:
@@ -160,7 +162,7 @@ class Aggregation:
         faults = {u.client: (u, fault) for u in given.updates if (fault := self.faults.find(u.digest))}
         awaited = [self._describe_awaited(*found) for found in faults.values() if not self._is_lost(found[0])]
         if awaited:
-            raise StorageUnavailable("; ".join(awaited))
+            raise StorageUnavailable("; ".join(awaited), public="; ".join(awaited))
         intact = [update for update in given.updates if update.client not in faults]
         lost = {client: f"its stored update {fault}" for client, (_, fault) in faults.items()}
         if lost and given.secure is not None:

@@ -38,7 +38,7 @@ from server.runs.moves import Moves
 from server.settings import Settings
 from server.threads import Threads
 from server.wakeups.hub import Hub
-from shared.problems import Conflict, NotFound, Problem, ServiceFault
+from shared.problems import Conflict, NotFound, Problem, ServiceFault, StorageUnavailable
 from shared.secure.faults import AttemptAbandoned
 
 if TYPE_CHECKING:
@@ -343,10 +343,12 @@ class Runner:
 
     def _note_delay(self, run: str, number: int, attempt: int, fault: ServiceFault) -> None:
         """In the database; in memory while that is what is at fault, as on the same full disk."""
+        # as the run's page shows it
+        why = fault.public if isinstance(fault, StorageUnavailable) else fault.detail
         try:
-            self.commit(run, AggregationDelayed(number, attempt, fault.detail), actor=ACTOR)
+            self.commit(run, AggregationDelayed(number, attempt, why), actor=ACTOR)
         except ServiceFault:
-            self._store.unwritten_delays[run] = fault.detail
+            self._store.unwritten_delays[run] = why
             self._call_soon(self._hub.announce, run)
         except Problem:
             return  # the round is settled meanwhile

@@ -107,9 +107,8 @@ class TimeKeeper:
         tried = self._tried
         if tried is not None and self._clock() - tried > RECENTLY:
             seconds = (self._clock() - tried).total_seconds()
-            raise StorageUnavailable(
-                f"the database has taken nothing for {seconds:.0f} s; the log has the reason"
-            )
+            what = f"the database has taken nothing for {seconds:.0f} s; the log has the reason"
+            raise StorageUnavailable(what, public=what)
 
     def follow(self) -> None:
         """Before a transition: a round that opens by a clock that has been set since ends by it, too.

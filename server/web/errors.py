@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cachetools import TTLCache
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -20,6 +21,7 @@ from shared.problems import (
     RangeNotSatisfiable,
     RequestTimeout,
     ServiceFault,
+    StorageUnavailable,
     TooLarge,
     TooManyRequests,
     Unauthorised,
@@ -44,7 +46,13 @@ SECRET, HIDDEN = "token", "(not shown)"
 SHOWN = 200
 RETRY_SECONDS = "2"
 
+SAID_AGAIN_SECONDS = 60.0
+"""After so long the same fault is another line of the log."""
+
 log = logging.getLogger("feddisco.errors")
+
+
+PUBLIC_HINT = "Try again later; the coordinator's log has the reason."
 
 
 def render(problem: Problem) -> Response:
@@ -113,10 +121,19 @@ def make_responder(
     count: Callable[[str], None],
     page: Callable[[Request, Problem, Response], Response | None],
 ) -> Respond:
-    """What answers a problem. ``count`` is called with each code; ``page`` may answer with a page instead."""
+    """What answers a problem. ``count`` is called with each code; ``page`` may answer with a page instead.
+
+    Of a fault of the storage the log has what the operator needs, and the answer what anybody may know.
+    """
+    said: TTLCache[str, None] = TTLCache(100, SAID_AGAIN_SECONDS)
 
     def respond(request: Request, problem: Problem) -> Response:
         count(problem.code)
+        if isinstance(problem, StorageUnavailable):
+            if problem.detail not in said:
+                said[problem.detail] = None
+                log.error("%s %s: %s", request.method, request.url.path, problem)
+            problem = StorageUnavailable(problem.public, hint=PUBLIC_HINT)
         answer = render(problem)
         return page(request, problem, answer) or answer
 

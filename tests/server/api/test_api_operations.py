@@ -10,9 +10,11 @@ import pytest
 
 from server.api.uploads import MEDIA_TYPES
 from server.background import repeat
+from server.database.migrations import upgrade
+from server.database.session import make_engine, reading
 from shared.problems import StorageUnavailable
 from shared.versions import VERSION
-from tests.helpers.live_coordinator import Live, enrolled, file_of, live
+from tests.helpers.live_coordinator import JOIN, Live, enrolled, file_of, live, sha256, upload_headers
 
 
 @pytest.fixture
@@ -35,6 +37,41 @@ def test_health_and_readiness(at: Live) -> None:
     assert spoiled.json()["checks"]["blobs"].startswith("storage-unavailable")
     assert spoiled.json()["checks"]["database"] == "ok"
     incoming.mkdir()
+
+
+def test_where_the_storage_is_stands_in_the_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = tmp_path / "own.sqlite"
+    upgrade(f"sqlite:///{database}")
+    body = file_of(1.0)
+    with live(f"sqlite:///{database}", tmp_path / "data") as at:
+        (at.coordinator.blobs.folder / "incoming").rmdir()
+        answers = [at.admin.put(f"/blobs/{sha256(body)}", content=body, headers=upload_headers(body))]
+        with at.coordinator.store.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE clients RENAME TO elsewhere")
+        for _ in range(2):
+            answers.append(at.http(JOIN).post("/clients", json={"name": "north", "version": "test"}))
+        ready = at.http().get(f"{at.url}/readyz")
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage-unavailable")
+        assert answer.json()["hint"] == "Try again later; the coordinator's log has the reason."
+    assert [answer.json()["detail"] for answer in answers] == [
+        "the storage cannot be used: No such file or directory",
+        *["the database does not answer"] * 2,
+    ]
+    assert ready.status_code == 503
+    assert not [answer.text for answer in (*answers, ready) if str(tmp_path) in answer.text]
+    lines = [row.getMessage() for row in caplog.records if row.name == "feddisco.errors"]
+    assert str(tmp_path / "data") in lines[0]
+    assert len([line for line in lines if str(database) in line]) == 1, "once a minute"
+
+
+def test_a_database_that_is_away_is_told_without_its_address() -> None:
+    engine = make_engine("postgresql://somebody:secret@127.0.0.1:1/runs")
+    with pytest.raises(StorageUnavailable, match="somebody:") as caught, reading(engine):
+        pass
+    assert caught.value.public == "the database does not answer"
 
 
 def test_an_old_schema_is_not_ready(at: Live) -> None:
