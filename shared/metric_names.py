@@ -21,6 +21,7 @@ OVER_ALL = (
 )
 OF_A_CLASS = ("auroc", "f1", "precision", "sensitivity", "specificity")
 """Written with the class behind a colon: ``sensitivity:melanoma``."""
+_ALWAYS = ("accuracy", "loss")
 
 
 def check_metric(name: str) -> str:
@@ -28,11 +29,13 @@ def check_metric(name: str) -> str:
     kind, colon, label = name.partition(":")
     if (kind in OF_A_CLASS and label) if colon else kind in OVER_ALL:
         return name
-    if name in ("accuracy", "loss"):
-        raise ValueError("is in every evaluation: leave it out")
     known = (*OVER_ALL, *(f"{each}:CLASS" for each in OF_A_CLASS))
-    near = find_nearest(name, known)
-    raise ValueError(f"did you mean {near[0]}?" if near else f"is none of {', '.join(known)}")
+    near = find_nearest(name, (*_ALWAYS, *known))
+    if not near:
+        raise ValueError(f"is none of {', '.join(known)}")
+    if near[0] in _ALWAYS:
+        raise ValueError(f"{near[0]} is in every evaluation: leave it out")
+    raise ValueError(f"did you mean {near[0]}?")
 
 
 def check_metrics(names: Sequence[str], classes: Sequence[str], outputs: int | None = None) -> None:

@@ -53,7 +53,7 @@ def test_they_are_kept_and_shown(database_url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("metrics", "said"),
-    [(["sensitivity:emu"], "the run has no class 'emu'"), (["accurcy"], "is none of auroc")],
+    [(["sensitivity:emu"], "the run has no class 'emu'"), (["accurcy"], "accuracy is in every evaluation")],
 )
 def test_what_cannot_be_computed_is_refused_when_the_run_is_created(
     database_url: str, tmp_path: Path, metrics: list[str], said: str
