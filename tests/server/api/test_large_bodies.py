@@ -88,14 +88,14 @@ def test_in_chunks_or_after_a_pause_it_comes_as_well(opened: Opener) -> None:
 
 
 def test_who_sends_slowly_is_in_time_and_who_stops_is_not(opened: Opener) -> None:
-    at = opened(stall_seconds=1.0)
+    at = opened(stall_seconds=3.0)
     slow = BODY[: LARGE_BYTES + 400_000]
     with Connection(at.url) as connection:
         connection.send(begin(slow))
-        for start in range(0, len(slow), 150_000):
-            connection.send(slow[start : start + 150_000])
-            time.sleep(0.3)
-        assert connection.answer()[0] == 204, "a piece was full only after more than a second"
+        for start in range(0, len(slow), 100_000):
+            connection.send(slow[start : start + 100_000])
+            time.sleep(0.4)
+        assert connection.answer()[0] == 204, "a piece was full only after more than three seconds"
     with Connection(at.url) as connection:
         connection.send(begin(BODY) + BODY[: 2 * LARGE_BYTES])
         status, problem = connection.answer()
