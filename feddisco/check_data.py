@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -30,6 +29,8 @@ from worker.policy.document import load_policy
 
 if TYPE_CHECKING:
     from shared.data import Examples
+    from shared.schemas import TensorSpec
+    from worker.faults import LocalFault
     from worker.policy import Policy, SitePolicy
     from worker.settings import WorkerSettings
 
@@ -234,13 +235,13 @@ def _say_policy(
     config: RunConfig, task: Task, site: SitePolicy, role: Role, say: Callable[[str], None]
 ) -> bool:
     """What of the site's policy speaks against the run; whether nothing does."""
-    dealt = config.partition is not None
-    asked = Asked(config, len(task.classes), None)
-    faults = [*find_faults(asked, site, role, dealt=dealt)]
-    if not faults:  # before, nothing of the run's is built
-        tensors = manifest_of(task.build_model(config.model, config.seed))
-        asked = replace(asked, parameters=sum(math.prod(tensor.shape) for tensor in tensors))
-        faults = [*find_faults(asked, site, role, dealt=dealt)]
+
+    def find(manifest: Sequence[TensorSpec]) -> list[LocalFault]:
+        asked = Asked(config, len(task.classes), manifest)
+        return [*find_faults(asked, site, role, dealt=config.partition is not None)]
+
+    # what the policy forbids is not built
+    faults = find(()) or find(manifest_of(task.build_model(config.model, config.seed)))
     say("\nThe site's policy allows the run." if not faults else "\nThe run would be declined:")
     for fault in faults:
         say(f"  {fault}")

@@ -60,8 +60,9 @@ def serve(settings: Settings, *, migrate: bool = False, known_elsewhere: Collect
             held.enter_context(_data_folder(settings.data_folder))
             held.enter_context(owning(sqlite_file(settings.database), "a coordinator", utc_now()))
             check_storage(settings, migrate=migrate)
-            settings = with_certificate(settings)
-            _check_tls(settings)
+            if settings.self_signed:  # its file is in the folder
+                settings = with_certificate(settings)
+                _check_tls(settings)
             return _run(settings, listener)
     except Problem as problem:
         sys.stderr.write(f"feddisco server: {problem}\n")

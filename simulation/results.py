@@ -31,6 +31,7 @@ __all__ = [
     "check_same",
     "checkpoint_of",
     "commit",
+    "has_kernels_of_here",
     "header",
     "is_longer",
     "made_with",
@@ -172,23 +173,25 @@ def check_same(
 
 def check_kernels(begun: dict[str, Any], out: Path) -> None:
     """Refuse to go on by other native kernels than those that ``out`` was ``begun`` with: its first line."""
-    machine, by = begun.get("machine", {}), str(begun.get("commit"))
-    if made_with(begun).kernels != "native":
-        return
-    if "kernels_digest" in machine:
-        is_same = machine["kernels_digest"] == digest_kernels()
-    else:  # of an earlier version: the sources of its commit tell, where they are at hand
-        alike = select_vectors(machine.get("vectors", "")) == select_vectors(vector_flags())
-        is_same = (
-            alike
-            and re.fullmatch("[0-9a-f]{40}", by) is not None
-            and (_ask_git("diff", "--quiet", by, "--", "simulation/kernels/native/*.[ch]pp") is not None)
-        )
-    if not is_same:
+    if made_with(begun).kernels == "native" and not has_kernels_of_here(begun):
         raise InvalidConfiguration(
-            f"{out} was begun with other native kernels (commit {by}), whose results differ by rounding.",
+            f"{out} was begun with other native kernels (commit {begun.get('commit')}), whose results differ "
+            "by rounding.",
             hint="Go on with that commit on such a processor, give another --out, or remove the file.",
         )
+
+
+def has_kernels_of_here(begun: dict[str, Any]) -> bool:
+    """Whether a result of native kernels, of which ``begun`` is the first line, was made by these."""
+    machine, by = begun.get("machine", {}), str(begun.get("commit"))
+    if "kernels_digest" in machine:
+        return bool(machine["kernels_digest"] == digest_kernels())
+    # of an earlier version: the sources of its commit tell, where they are at hand
+    return (
+        select_vectors(machine.get("vectors", "")) == select_vectors(vector_flags())
+        and re.fullmatch("[0-9a-f]{40}", by) is not None
+        and _ask_git("diff", "--quiet", by, "--", "simulation/kernels/native/*.[ch]pp") is not None
+    )
 
 
 @dataclass(frozen=True)

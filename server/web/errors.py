@@ -46,13 +46,11 @@ SECRET, HIDDEN = "token", "(not shown)"
 SHOWN = 200
 RETRY_SECONDS = "2"
 
+PUBLIC_HINT = "Try again later; the coordinator's log has the reason."
 SAID_AGAIN_SECONDS = 60.0
 """After so long the same fault is another line of the log."""
 
 log = logging.getLogger("feddisco.errors")
-
-
-PUBLIC_HINT = "Try again later; the coordinator's log has the reason."
 
 
 def render(problem: Problem) -> Response:

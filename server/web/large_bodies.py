@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 __all__ = ["LARGE_BYTES", "Connection", "LargeBody"]
@@ -24,11 +25,11 @@ class Connection(Protocol):
     """Whose body it is; ``cycle`` is the request that it belongs to."""
 
     cycle: RequestResponseCycle
+    flow: FlowControl
     loop: asyncio.AbstractEventLoop
 
     def end_large_body(self) -> None: ...
     def note_traffic(self) -> None: ...
-    def pause_reading(self) -> None: ...
     def eof_received(self) -> None: ...
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
@@ -69,7 +70,7 @@ class LargeBody(asyncio.BufferedProtocol):
             return
         # as bytes, of which uvicorn makes no copy when it hands them on
         cycle.body = bytes(cycle.body) + piece if cycle.body else piece  # type: ignore[assignment]
-        self._connection.pause_reading()
+        self._connection.flow.pause_reading()
         cycle.message_event.set()
 
     def _stop_timer(self) -> None:

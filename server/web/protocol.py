@@ -191,9 +191,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Whoever still sends is not idle."""
         self._unset_keepalive_if_required()
 
-    def pause_reading(self) -> None:
-        self.flow.pause_reading()
-
     def _begin_head(self) -> None:
         self._in_head, self._head_bytes, self._request_ended = True, 0, False
         self._start_timer(self.bounds.header_seconds, self._refuse_slow_head)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,9 @@ from experiments.reproduce import RESULTS, find_source
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from simulation.kernels import KernelsName
-from simulation.results import header, made_with
+from simulation.results import has_kernels_of_here, header, made_with
 from simulation.run import CPU, Results, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOW = 20.0
 """Seconds of a round that the suite does not wait for."""
 
@@ -51,15 +49,8 @@ def is_made_like_here(result: Committed) -> bool:
     return (
         result.header["versions"] == here["versions"]
         and all(result.header["machine"].get(name) == here["machine"][name] for name in same)
-        and (made_with(result.header).kernels == "torch" or has_kernels_of_here(result))
+        and (made_with(result.header).kernels == "torch" or has_kernels_of_here(result.header))
     )
-
-
-def has_kernels_of_here(result: Committed) -> bool:
-    """Whether our kernels are those of its commit: others sum in another order."""
-    commit = str(result.header.get("commit")).rstrip("+")
-    command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", "simulation/kernels"]
-    return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 @pytest.mark.slow

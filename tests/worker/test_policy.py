@@ -24,8 +24,8 @@ from tests.helpers.live_coordinator import Live
 from tests.helpers.worker_crew import create, keep, worker
 from worker.client import CoordinatorClient
 from worker.faults import LocalFault
-from worker.policy import DEALT, OWN, Policy
-from worker.policy.check import allows, check_assisting
+from worker.policy import DEALT, OWN, Policy, allows
+from worker.policy.check import check_assisting
 from worker.policy.document import SETTINGS, format_policy, load_policy, parse_policy, read_policy
 from worker.policy.watch import PolicyChanged, PolicyWatch
 from worker.settings import WorkerSettings, load

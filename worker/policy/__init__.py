@@ -6,8 +6,9 @@ compares a run with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -31,6 +32,7 @@ __all__ = [
     "Sizes",
     "TargetKind",
     "Tell",
+    "allows",
 ]
 
 TargetKind = Literal["uniform", "explicit", "global"]
@@ -219,3 +221,12 @@ class SitePolicy:
 
     def where(self, key: str) -> str:
         return self.stated.get(key, "the default policy")
+
+
+def allows(patterns: Sequence[str], name: str) -> bool:
+    """Whether a pattern fits ``name``; import paths are fitted only by a pattern that is one, with a colon.
+
+    >>> allows(["*"], "fedprox"), allows(["*"], "theirs:Algorithm"), allows(["theirs:*"], "theirs:Algorithm")
+    (True, False, True)
+    """
+    return any(fnmatchcase(name, each) for each in patterns if (":" in each) == (":" in name))

@@ -14,16 +14,16 @@ from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
-from shared.schemas import Role, RunView
+from shared.schemas import Role, RunView, TensorSpec
 from shared.secure.ring import SMALLEST_SUM
 from shared.tasks import base_of
 from shared.weightings import load_weighting
 from worker.disclosure import NotDisclosed, Rule, check_rule
 from worker.faults import LocalFault
-from worker.policy import Policy, SitePolicy
+from worker.policy import Policy, SitePolicy, allows
 from worker.policy.document import format_value
 
-__all__ = ["Asked", "allows", "check_assisting", "check_run", "find_faults", "find_rule"]
+__all__ = ["Asked", "check_assisting", "check_run", "find_faults", "find_rule"]
 
 _LIMITS: Final = {
     "most_parameters": FaultCode.MODEL_TOO_LARGE,
@@ -55,17 +55,17 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a policy looks at in a run. ``classes``: how many; ``parameters`` None: not known."""
+    """What a policy looks at in a run. ``classes``: how many; ``manifest``: empty if not known."""
 
     config: RunConfig
     classes: int
-    parameters: int | None
+    manifest: Sequence[TensorSpec]
 
 
 def check_run(view: RunView, site: SitePolicy, role: Role, *, dealt: bool) -> None:
     """Raise :class:`worker.faults.LocalFault` with the first thing in which the run is outside the policy."""
-    size = sum(math.prod(tensor.shape) for tensor in view.manifest)
-    for fault in find_faults(Asked(view.config, len(view.classes), size), site, role, dealt=dealt):
+    asked = Asked(view.config, len(view.classes), view.manifest)
+    for fault in find_faults(asked, site, role, dealt=dealt):
         raise fault
 
 
@@ -116,15 +116,6 @@ def find_rule(policy: Policy, *, dealt: bool) -> Rule:
     return Rule(policy.disclosure, policy.epsilon, policy.metrics, policy.targets, dealt)
 
 
-def allows(patterns: Sequence[str], name: str) -> bool:
-    """Whether a pattern fits ``name``; import paths are fitted only by a pattern that is one, with a colon.
-
-    >>> allows(["*"], "fedprox"), allows(["*"], "theirs:Algorithm"), allows(["theirs:*"], "theirs:Algorithm")
-    (True, False, True)
-    """
-    return any(fnmatchcase(name, each) for each in patterns if (":" in each) == (":" in name))
-
-
 def _find_refusals(asked: Asked, policy: Policy, role: Role, dealt: bool) -> Iterator[_Refusal]:
     config = asked.config
     if not any(fnmatchcase(config.name, pattern) for pattern in policy.runs):
@@ -141,7 +132,8 @@ def _find_refusals(asked: Asked, policy: Policy, role: Role, dealt: bool) -> Ite
     for path in _list_parts(config):
         if not allows(policy.parts, path):
             yield _Refusal("parts", path, Fault(FaultCode.PART_NOT_ALLOWED))
-    yield from _find_excess("most_parameters", asked.parameters or 0, policy)
+    size = sum(math.prod(tensor.shape) for tensor in asked.manifest)
+    yield from _find_excess("most_parameters", size, policy)
     yield from _find_excess("most_rounds", config.rounds, policy)
     if role is Role.TRAINER:
         if config.assistant is not None and not policy.assistant:

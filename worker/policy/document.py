@@ -20,7 +20,7 @@ from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.texts import find_nearest
 from shared.value_faults import list_faults, say_value_fault
-from worker.policy import DEALT, OWN, Policy, SitePolicy
+from worker.policy import DEALT, OWN, Policy, SitePolicy, allows
 
 if TYPE_CHECKING:
     from worker.settings import WorkerSettings
@@ -200,7 +200,7 @@ def _list_contradictions(file: PolicyFile) -> Iterator[str]:
         line = file.lines["metrics"]
         if policy.disclosure != "exact":
             yield f"line {line}: metrics: {metric!r} is answered only with disclosure: exact"
-        if not any(fnmatchcase(metric, pattern) for pattern in policy.parts):
+        if not allows(policy.parts, metric):
             yield f"line {line}: metrics: {metric!r} is not allowed by parts"
     if policy.sums_only and policy.tell_epsilon:
         yield (
