@@ -25,6 +25,7 @@ from server.database.session import make_engine
 from server.database.store import Store
 from server.garbage import spare_program
 from server.monitoring.metrics import Telemetry
+from server.monitoring.readiness import Readiness
 from server.pages import STATIC, SignIn, pages_router, problem_response, wants_html
 from server.pages.actions import Actions
 from server.pages.assets import Assets
@@ -210,6 +211,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         open_calls=OpenCalls(),
         read_notes=ReadNotes(write_note),
         telemetry=telemetry,
+        readiness=Readiness(threads),
         runner=runner,
         timekeeper=TimeKeeper(store, runner, clock),
         control=Control(store, blobs, runner, space, settings.max_update_bytes, clock),

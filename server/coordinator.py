@@ -14,6 +14,7 @@ from server.certificates import Entrance
 from server.clock import Clock
 from server.database.store import Store
 from server.monitoring.metrics import Telemetry
+from server.monitoring.readiness import Readiness
 from server.runs.answers import AnswerIntake
 from server.runs.assignments import Assignments
 from server.runs.blob_faults import BlobFaults
@@ -88,6 +89,7 @@ class Coordinator:
     hub: Hub
     feeds: Feeds
     telemetry: Telemetry
+    readiness: Readiness
     sinks: Sequence[SinkFollower] = ()
 
     def end_access(self, key: str) -> None:

@@ -12,7 +12,7 @@ from server.api.dependencies import Coordinator, ViewerOfAll
 from server.api.documents import make_router
 from server.database.migrations import check_current
 from server.monitoring.metrics import CONTENT_TYPE
-from shared.problems import Problem, StorageUnavailable
+from shared.problems import StorageUnavailable
 from shared.schemas import Health
 from shared.versions import VERSION
 
@@ -30,23 +30,23 @@ async def readyz(coordinator: Coordinator) -> Response:
     """Whether the database answers and takes writes, its schema fits this program, blobs can be written, and
     all tasks run.
     """
-    checks = await coordinator.threads.run(_run_checks, coordinator)
-    is_ready = all(word == "ok" for word in checks.values())
-    checks |= await coordinator.threads.run(_run_warnings, coordinator)
+    vital = _vital_checks(coordinator)
+    checks = await coordinator.readiness.find(vital | _warning_checks(coordinator))
+    is_ready = all(checks[name] == "ok" for name in vital)
+    checks["space"] = "; ".join(coordinator.space.find_warnings()) or "ok"
     is_well = all(word == "ok" for word in checks.values())
     status: Any = "ok" if is_well else "degraded" if is_ready else "unavailable"
     health = Health(status=status, version=VERSION, checks=checks)
     return JSONResponse(health.model_dump(mode="json"), 200 if is_ready else 503)
 
 
-def _run_checks(coordinator: Coordinator) -> dict[str, str]:
-    checks: dict[str, Callable[[], object]] = {
+def _vital_checks(coordinator: Coordinator) -> dict[str, Callable[[], object]]:
+    return {
         "database": lambda: _check_database(coordinator),
         "schema": lambda: check_current(coordinator.store.engine),
         "blobs": coordinator.blobs.check,
         "background": coordinator.background.check,
     }
-    return {name: _summarise(check) for name, check in checks.items()}
 
 
 def _check_database(coordinator: Coordinator) -> None:
@@ -54,16 +54,12 @@ def _check_database(coordinator: Coordinator) -> None:
     coordinator.timekeeper.check()
 
 
-def _run_warnings(coordinator: Coordinator) -> dict[str, str]:
+def _warning_checks(coordinator: Coordinator) -> dict[str, Callable[[], object]]:
     """What somebody has to look at, while clients can be served: with their help some of it mends itself."""
+    store, runner = coordinator.store, coordinator.runner
     return {
-        "space": "; ".join(coordinator.space.find_warnings()) or "ok",
-        "files": _summarise(
-            lambda: _warn(len(coordinator.store.faulty_blobs()), "stored file", "missing or damaged")
-        ),
-        "aggregation": _summarise(
-            lambda: _warn(coordinator.runner.delayed, "round", "waiting to be aggregated")
-        ),
+        "files": lambda: _warn(len(store.faulty_blobs()), "stored file", "missing or damaged"),
+        "aggregation": lambda: _warn(runner.delayed, "round", "waiting to be aggregated"),
     }
 
 
@@ -71,18 +67,6 @@ def _warn(number: int, noun: str, what: str) -> None:
     if number:
         what = f"{number} {noun}{' is' if number == 1 else 's are'} {what}"
         raise StorageUnavailable(what, public=what)
-
-
-def _summarise(check: Callable[[], object]) -> str:
-    try:
-        check()
-    except StorageUnavailable as problem:  # anybody may ask
-        return f"{problem.code}: {problem.public}"
-    except Problem as problem:
-        return f"{problem.code}: {problem.detail}"
-    except Exception as error:
-        return f"failed: {type(error).__name__}"
-    return "ok"
 
 
 @router.get("/metrics", dependencies=[ViewerOfAll], response_class=Response)

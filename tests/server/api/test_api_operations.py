@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from server.api.uploads import MEDIA_TYPES
 from server.background import repeat
 from server.database.migrations import upgrade
 from server.database.session import make_engine, reading
+from server.monitoring.readiness import LIMIT, Readiness
+from server.threads import Threads
 from shared.problems import StorageUnavailable
 from shared.versions import VERSION
 from tests.helpers.live_coordinator import JOIN, Live, enrolled, file_of, live, sha256, upload_headers
@@ -72,6 +77,44 @@ def test_a_database_that_is_away_is_told_without_its_address() -> None:
     with pytest.raises(StorageUnavailable, match="somebody:") as caught, reading(engine):
         pass
     assert caught.value.public == "the database does not answer"
+
+
+def test_whoever_asks_is_not_kept_waiting_by_a_database_that_hangs(database_url: str, at: Live) -> None:
+    if not database_url.startswith("postgresql"):
+        pytest.skip("nothing keeps a reader of SQLite waiting")
+    with at.coordinator.store.engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE alembic_version IN ACCESS EXCLUSIVE MODE")
+        began = time.monotonic()
+        with ThreadPoolExecutor(12) as probes:
+            told = list(probes.map(lambda _: at.http().get(f"{at.url}/readyz"), range(12)))
+        assert LIMIT <= time.monotonic() - began < 2 * LIMIT
+        assert at.http().get(f"{at.url}/healthz").status_code == 200
+    late = "storage-unavailable: no answer within 3 s"
+    for answer in told:
+        assert answer.status_code == 503
+        found = answer.json()["checks"]
+        assert (found["database"], found["schema"], found["blobs"]) == ("ok", late, late)
+    at.wait_for(lambda: at.http().get(f"{at.url}/readyz").json()["status"] == "ok")
+
+
+def test_many_probes_share_one_look() -> None:
+    threads, goes_on, looks = Threads(1), threading.Event(), list[str]()
+
+    def hang() -> None:
+        looks.append(threading.current_thread().name)
+        goes_on.wait(30)
+
+    async def probe() -> None:
+        readiness, checks = Readiness(threads), {"first": lambda: None, "second": hang}
+        told = await asyncio.gather(*(readiness.find(checks) for _ in range(20)))
+        late = "storage-unavailable: no answer within 3 s"
+        assert told == [{"first": "ok", "second": late}] * 20
+        assert len(looks) == 1
+        goes_on.set()
+        assert await readiness.find(checks) == {"first": "ok", "second": "ok"}
+
+    asyncio.run(probe())
+    threads.close()
 
 
 def test_an_old_schema_is_not_ready(at: Live) -> None:
