@@ -137,10 +137,16 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
     if keep is not None:
         _remove_old(folder, keep)
     said = f"{done}: {len(needed)} files, {copied} of them new"
-    if lost:
-        first, fault = next(iter(lost.items()))
-        raise StorageUnavailable(f"{said}; {len(lost)} are lost, the first, {first}, {fault}")
+    _check_lost(lost, f"{said}.", "`feddisco verify` says what it belongs to.")
     return said
+
+
+def _check_lost(lost: dict[str, str], said: str, hint: str) -> None:
+    """Raise StorageUnavailable if files are lost; all else is done by then, as ``said``."""
+    if lost:
+        number = "1 file is lost" if len(lost) == 1 else f"{len(lost)} files are lost, the first"
+        digest, fault = next(iter(lost.items()))
+        raise StorageUnavailable(f"{said} {number}: {digest} {fault}", hint=hint)
 
 
 def _copy_files(
@@ -236,6 +242,10 @@ def restore(
     revoked. They are applied at the next start. Join codes that the snapshot holds as usable are withdrawn:
     which of them were used since is noted nowhere else. Runs that were deleted later are deleted again at the
     next start, unless ``with_deleted`` brings them back.
+
+    Raises:
+        StorageUnavailable: the backup lacks a file (all others are restored), or a disk refuses.
+        InvalidConfiguration: what is there must not be replaced, or it is not known what was revoked since.
     """
     snapshot = _find(folder, name)
     manifest = snapshot.manifest()
@@ -269,8 +279,14 @@ def restore(
                 detail = {"snapshot": snapshot.folder.name, "join_codes_withdrawn": withdrawn}
                 store.add_audit_entry("restored", actor="restore", now=utc_now(), detail=detail)
             blobs.write_owner(manifest["database_id"], overwrite=True)
-    said = f"Restored {snapshot.folder.name}: {copied} files copied, {len(lost)} missing."
-    return f"{said}{_say_withdrawn(withdrawn)} Start the coordinator, then check with `feddisco verify`."
+    said = f"Restored {snapshot.folder.name}: {copied} files copied.{_say_withdrawn(withdrawn)}"
+    _check_lost(
+        lost,
+        said,
+        "All else is restored; `feddisco verify` says what it belongs to. Once it is in "
+        f"{folder / 'blobs'} again, restore with --replace.",
+    )
+    return f"{said} Start the coordinator, then check with `feddisco verify`."
 
 
 def _say_withdrawn(codes: int) -> str:

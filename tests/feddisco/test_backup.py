@@ -199,10 +199,17 @@ def test_damage_on_either_side_is_told(database_url: str, tmp_path: Path) -> Non
         assert (fault.part, fault.subject) == ("files", update)
         path.unlink()
         at.coordinator.blobs.path(update).write_bytes(b"other")
-        with pytest.raises(StorageUnavailable, match="1 are lost"):
+        with pytest.raises(StorageUnavailable, match=rf"1 file is lost: {update} ") as told:
             back_up(settings, backup, keep=1)
         assert len(list((backup / "snapshots").iterdir())) == 1
+        assert "feddisco verify" in told.value.hint
         assert [fault.subject for fault in verify_backup(backup).faults] == [update]
+    settle(database_url)
+    incomplete = settings_for(database_url, tmp_path / "incomplete")
+    with pytest.raises(StorageUnavailable, match=rf"Restored .* 1 file is lost: {update} ") as told:
+        restore(incomplete, backup, replace=True, later="none")
+    assert "--replace" in told.value.hint
+    assert [fault.subject for fault in verify_storage(incomplete).faults if fault.part == "files"] == [update]
     snapshot = next((backup / "snapshots").iterdir())
     content = bytearray((snapshot / "database.sqlite").read_bytes())
     content[5000] ^= 1
