@@ -113,17 +113,17 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "schedule, loss, metric of the discrepancy or partition."
     ),
     FaultCode.MODEL_TOO_LARGE: (
-        "The site's policy allows models of at most {allowed} numbers, the run's has {asked}."
+        "The site's policy limits models to {allowed} numbers, the run's has {asked}."
     ),
-    FaultCode.TOO_MANY_ROUNDS: "The site's policy allows at most {allowed} rounds, the run has {asked}.",
+    FaultCode.TOO_MANY_ROUNDS: "The site's policy limits rounds to {allowed}, the run has {asked}.",
     FaultCode.TOO_MANY_EPOCHS: (
-        "The site's policy allows at most {allowed} epochs in a round, the run has {asked} (local.epochs)."
+        "The site's policy limits the epochs of a round to {allowed}, the run has {asked} (local.epochs)."
     ),
     FaultCode.TOO_MANY_STEPS: (
-        "The site's policy allows at most {allowed} steps in a round, the run has {asked} (local.steps)."
+        "The site's policy limits the steps of a round to {allowed}, the run has {asked} (local.steps)."
     ),
     FaultCode.BATCH_TOO_LARGE: (
-        "The site's policy allows at most {allowed} examples in a batch, the run has {asked} "
+        "The site's policy limits a batch to {allowed} examples, the run has {asked} "
         "(local.batch_size)."
     ),
     FaultCode.TOO_FEW_TRAINERS: (
