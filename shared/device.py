@@ -53,7 +53,8 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"[:100]
     if device.type == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads)"
+        number = torch.get_num_threads()
+        return f"cpu ({number} thread{'s' if number != 1 else ''})"
     return str(device)
 
 

@@ -68,10 +68,10 @@ class BlobFaults:
             self._since[digest] = (self._clock.monotonic(), self._clock())
 
     def mend(self, digest: str) -> None:
-        """The file has been stored again."""
-        log.info("the stored file %s is intact again", digest)
+        """The file has been stored again, or for the first time; another process may know a fault of it."""
         self._note(digest, None)
-        self._since.pop(digest, None)
+        if self._since.pop(digest, None) is not None:
+            log.info("the stored file %s is intact again", digest)
 
     def since(self, digest: str) -> tuple[float, dt.datetime]:
         """Of a file at fault: for how many seconds this process has known, and from when on."""

@@ -37,7 +37,8 @@ def test_float16_needs_a_gpu() -> None:
 
 
 def test_the_pages_description_tells_the_threads() -> None:
-    assert describe(torch.device("cpu")) == f"cpu ({torch.get_num_threads()} threads)"
+    number = torch.get_num_threads()
+    assert describe(torch.device("cpu")) == ("cpu (1 thread)" if number == 1 else f"cpu ({number} threads)")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
