@@ -48,6 +48,7 @@ from shared.schemas import (
     UserToken,
     UserView,
 )
+from shared.texts import format_count
 from worker import answers
 from worker.answers import LONG_BYTES, UnexpectedAnswer
 from worker.client import CoordinatorClient
@@ -491,4 +492,4 @@ def approve(client: AdminClient, run: str, names: Sequence[str], examples: int |
             )
         size = waiting[name].examples if examples is None else examples
         client.approve(run, name, size)
-        yield f"{name} takes part in {run} with {size} examples."
+        yield f"{name} takes part in {run} with {format_count(size, 'example')}."

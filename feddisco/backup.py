@@ -35,6 +35,7 @@ from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
 from shared.files import PRIVATE, make_folder, replace_file, storage_errors, sync_folder
 from shared.problems import InvalidConfiguration, StorageUnavailable
+from shared.texts import format_count
 from shared.versions import VERSION
 from shared.wire.digests import digest_of
 
@@ -136,7 +137,7 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
         sync_folder(done.parent)
     if keep is not None:
         _remove_old(folder, keep)
-    said = f"{done}: {len(needed)} files, {copied} of them new"
+    said = f"{done}: {format_count(len(needed), 'file')}, {copied} of them new"
     _check_lost(lost, f"{said}.", "`feddisco verify` says what it belongs to.")
     return said
 
@@ -279,7 +280,8 @@ def restore(
                 detail = {"snapshot": snapshot.folder.name, "join_codes_withdrawn": withdrawn}
                 store.add_audit_entry("restored", actor="restore", now=utc_now(), detail=detail)
             blobs.write_owner(manifest["database_id"], overwrite=True)
-    said = f"Restored {snapshot.folder.name}: {copied} files copied.{_say_withdrawn(withdrawn)}"
+    files = format_count(copied, "file")
+    said = f"Restored {snapshot.folder.name}: {files} copied.{_say_withdrawn(withdrawn)}"
     _check_lost(
         lost,
         said,

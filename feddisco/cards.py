@@ -14,7 +14,7 @@ from feddisco.models import describe_model, load_allowed_task
 from shared.problems import InvalidConfiguration
 from shared.schedules import CONSTANT
 from shared.schemas import EnrolmentStatus, Role, RoundView, RunView
-from shared.texts import escape_controls
+from shared.texts import escape_controls, format_count
 
 if TYPE_CHECKING:
     from feddisco.admin import AdminClient
@@ -95,9 +95,10 @@ def _summary(view: RunView, facts: ModelFacts, choice: Choice) -> str:
     clients, examples = len(trainers), sum(one.examples for one in trainers)
     if view.totals is not None:  # of a secure run only sums are known
         clients, examples = view.totals.clients, view.totals.examples
+    who = f"{format_count(clients, 'client')} with {format_count(examples, 'example')}"
     return (
-        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {clients} "
-        f"clients with {examples} examples trained it together by FedDisco; no example left its site. "
+        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {who} "
+        "trained it together by FedDisco; no example left its site. "
         f"This is {write_text(choice.sentence)}.\n"
     )
 

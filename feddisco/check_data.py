@@ -22,6 +22,7 @@ from shared.tasks import load_task
 from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.images import ImageTask, other_folders
 from shared.tasks.loading import load_examples
+from shared.texts import format_count
 from shared.wire.tensors import manifest_of
 from worker.disclosure import told_size
 from worker.policy.check import Asked, find_faults
@@ -180,7 +181,7 @@ class _Report:
 
     def tell(self) -> None:
         say, number = self.say, len(self.examples)
-        say(f"\n{self.split}: {number} examples")
+        say(f"\n{self.split}: {format_count(number, 'example')}")
         counts = self._counts()
         width = max(len(name) for name in self.task.classes)
         for name, count in zip(self.task.classes, counts, strict=True):

@@ -31,7 +31,7 @@ from shared.schemas import (
     UserView,
 )
 from shared.scores import describe_score
-from shared.texts import escape_controls
+from shared.texts import escape_controls, format_count
 
 __all__ = [
     "describe_join_token",
@@ -181,7 +181,7 @@ def print_users(users: Sequence[UserView]) -> None:
 
 def describe_join_token(token: JoinToken) -> str:
     """``join code 3, valid for 1 client until 2026-12-05T12:00+00:00, as evaluator``."""
-    clients = "1 client" if token.uses == 1 else f"{token.uses or 'any number of'} clients"
+    clients = format_count(token.uses, "client") if token.uses else "any number of clients"
     until = token.expires_at.isoformat(timespec="minutes") if token.expires_at else "revoked"
     words = [f"join code {token.id}, valid for {clients}", f"until {until}"]
     words += [f"named {token.name}"] if token.name else []
@@ -280,7 +280,7 @@ def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
 
 
 def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
-    say(f"{run.run}  {run.status.value}  {run.completed_rounds}/{run.rounds} rounds", "bold")
+    say(f"{run.run}  {run.status.value}  {run.completed_rounds}/{format_count(run.rounds, 'round')}", "bold")
     if run.reason and run.status is not RunStatus.WAITING:  # what a waiting run waits for says the same
         say(run.reason)
     if run.waiting_for:
@@ -353,5 +353,5 @@ def _format_rounds(rounds: Sequence[RoundView], total: int, said: set[int]) -> I
         arrived = sum(row.included for row in view.ledger)
         yield (
             f"round {view.round:>3}/{total}  accuracy {_format_percent(evaluation.accuracy):>8}  "
-            f"loss {_format_loss(evaluation.loss)}  {arrived} of {len(view.ledger)} updates"
+            f"loss {_format_loss(evaluation.loss)}  {arrived} of {format_count(len(view.ledger), 'update')}"
         )

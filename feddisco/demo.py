@@ -27,6 +27,7 @@ from feddisco.record import write_record
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunStatus
+from shared.texts import format_count
 
 __all__ = ["Process", "Processes", "raise_on_signals", "run_demo"]
 
@@ -211,9 +212,10 @@ def _print_summary(client: AdminClient, processes: Processes, config: RunConfig,
         print_sums(client.run(config.name).totals, last)
         _print_own_weights(processes, config.min_clients)
     for evaluation in last.evaluations:
-        print_accuracy(evaluation, f"Test accuracy of round {last.round} on {evaluation.examples} images")
+        images = format_count(evaluation.examples, "image")
+        print_accuracy(evaluation, f"Test accuracy of round {last.round} on {images}")
     say(f"Final model sha256 {last.scored_model}")
-    say(f"{last.round} rounds in {seconds:.1f} s, including the start of all processes.")
+    say(f"{format_count(last.round, 'round')} in {seconds:.1f} s, including the start of all processes.")
 
 
 def _print_own_weights(processes: Processes, workers: int) -> None:

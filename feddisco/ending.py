@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from feddisco.admin import AdminClient
 from shared.problems import InvalidConfiguration
 from shared.schemas import DeletedRun, Erasure, RunSummary
+from shared.texts import format_count
 
 __all__ = ["delete_runs", "describe_erasure", "describe_run", "list_older", "parse_age"]
 
@@ -35,7 +36,8 @@ def list_older(client: AdminClient, age: dt.timedelta, now: dt.datetime) -> list
 
 def describe_run(run: RunSummary) -> str:
     ended = "not ended" if run.finished_at is None else f"ended {run.finished_at:%Y-%m-%d %H:%M} UTC"
-    return f"{run.run}: {run.status.value}, {run.completed_rounds} of {run.rounds} rounds, {ended}"
+    rounds = f"{run.completed_rounds} of {format_count(run.rounds, 'round')}"
+    return f"{run.run}: {run.status.value}, {rounds}, {ended}"
 
 
 def delete_runs(

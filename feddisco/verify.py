@@ -14,6 +14,7 @@ from server.database.store import Store
 from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
 from shared.problems import SchemaOutdated, StorageUnavailable
+from shared.texts import format_count
 
 __all__ = ["open_store", "print_report", "verify_storage"]
 
@@ -73,10 +74,6 @@ def print_report(report: Report, as_json: bool, say: Callable[[str], None]) -> b
     for fault in report.faults:
         say(str(fault))
     counts = ((report.runs, "run"), (report.rounds, "completed round"), (report.files, "file"))
-    read = ", ".join([*(_count(*pair) for pair in counts), f"{report.bytes} bytes"])
-    say(f"{read}: {_count(len(report.faults), 'fault') if report.faults else 'all as it was written'}")
+    read = ", ".join([*(format_count(*pair) for pair in counts), f"{report.bytes} bytes"])
+    say(f"{read}: {format_count(len(report.faults), 'fault') if report.faults else 'all as it was written'}")
     return not report.faults
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

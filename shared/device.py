@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shared.problems import InvalidConfiguration
+from shared.texts import format_count
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,7 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"[:100]
     if device.type == "cpu":
-        number = torch.get_num_threads()
-        return f"cpu ({number} thread{'s' if number != 1 else ''})"
+        return f"cpu ({format_count(torch.get_num_threads(), 'thread')})"
     return str(device)
 
 

@@ -123,8 +123,7 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
         "The site's policy limits the steps of a round to {allowed}, the run has {asked} (local.steps)."
     ),
     FaultCode.BATCH_TOO_LARGE: (
-        "The site's policy limits a batch to {allowed} examples, the run has {asked} "
-        "(local.batch_size)."
+        "The site's policy limits a batch to {allowed} examples, the run has {asked} (local.batch_size)."
     ),
     FaultCode.TOO_FEW_TRAINERS: (
         "The site's policy asks for at least {allowed} trainers in a round, the run has {asked} "

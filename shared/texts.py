@@ -80,6 +80,14 @@ def find_unstorable(document: Any, where: str = "") -> str | None:
     return None
 
 
+def format_count(number: int, noun: str) -> str:
+    """
+    >>> format_count(1, "round"), format_count(0, "round"), format_count(20, "round")
+    ('1 round', '0 rounds', '20 rounds')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_seconds(seconds: float) -> str:
     """Roughly, in the two largest units.
 

@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from shared.own_parts import PATH
+from shared.texts import format_count
 
 __all__ = ["list_faults", "say_value_fault"]
 
@@ -43,7 +44,7 @@ def say_value_fault(fault: Mapping[str, Any]) -> str:
         return "Input should be package.module:attribute"
     if kind == "too_short":
         fewest = fault["ctx"]["min_length"]
-        return f"Input should be a list of at least {fewest} item{'' if fewest == 1 else 's'}"
+        return f"Input should be a list of at least {format_count(fewest, 'item')}"
     if kind in _NUMBERS:
         return message.partition(",")[0] + _show_number(value, whole=kind.startswith("int"))
     return message

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shared.faults import TRANSIENT, Doing, Fault, FaultCode
 from shared.problems import Conflict, DigestMismatch, InvalidRequest, Truncated
 from shared.schemas import MOST_LEFT_OUT, AssistReport
-from shared.texts import format_size
+from shared.texts import format_count, format_size
 from worker.faults import (
     UPLOAD_BREAKS,
     LocalFault,
@@ -194,8 +194,10 @@ def _explain_no_examples(local: LocalRun) -> str:
 
 
 def _describe(assignment: Assist, report: AssistReport) -> str:
-    of = f"{len(assignment.updates)} updates"
-    return f"distilled {of} in {report.steps} steps" if assignment.work == "distil" else f"weighed {of}"
+    of = format_count(len(assignment.updates), "update")
+    if assignment.work != "distil":
+        return f"weighed {of}"
+    return f"distilled {of} in {format_count(report.steps, 'step')}"
 
 
 def _title(assignment: Assist) -> str:

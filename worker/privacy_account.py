@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import InvalidConfiguration
+from shared.texts import format_count
 from shared.training.accountant import Spending, find_epsilon
 from worker.told import ACCOUNT
 
@@ -147,4 +148,4 @@ def spent_lines(folder: Path, delta: float = 1e-5) -> Iterator[str]:
             mine = [each for each in here if each.run == run]
             rounds = sum(each.rounds for each in mine)
             own = find_epsilon([each.spending for each in mine], delta)
-            yield f"  {run}: epsilon {own:.3g} in {rounds} round{'s' if rounds != 1 else ''} begun"
+            yield f"  {run}: epsilon {own:.3g} in {format_count(rounds, 'round')} begun"

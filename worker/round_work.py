@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shared.faults import Doing, Fault, FaultCode
 from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
 from shared.schemas import ShadowScore, UpdateReport
-from shared.texts import format_size
+from shared.texts import format_count, format_size
 from worker.diagnose import diagnose
 from worker.disclosure import told_size
 from worker.faults import (
@@ -241,7 +241,7 @@ class RoundWork:
         journal.note_delivered()
         report = update.report
         loss = "" if report.loss is None else f", loss {report.loss:.4f}"
-        trained = f"{report.steps} steps{loss}, {report.seconds:.1f} s"
+        trained = f"{format_count(report.steps, 'step')}{loss}, {report.seconds:.1f} s"
         if (epsilon := find_own_epsilon(local, assignment.index, self.site)) is not None:
             trained += f", epsilon {epsilon:.3g} so far"
         self.reporter.say(f"{_title(assignment)}: {trained}, sent {format_size(size)}")
@@ -275,7 +275,8 @@ class RoundWork:
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"
         self.reporter.say(
-            f"{assignment.run} round {assignment.round}: loss {loss}{accuracy} on {metrics.examples} examples"
+            f"{assignment.run} round {assignment.round}: loss {loss}{accuracy} on "
+            f"{format_count(metrics.examples, 'example')}"
         )
         return metrics
 

@@ -9,6 +9,7 @@ import typer
 
 from feddisco.commands.common import Address, Allow, Device, Kernels, echo, make_app
 from shared.problems import InvalidConfiguration
+from shared.texts import format_count
 
 __all__ = ["app"]
 
@@ -107,7 +108,8 @@ def sweep_runs(
     found = dict(asked)
     if len(found) < len(asked):
         raise InvalidConfiguration("--set names the same setting twice.", hint="Write all values into one.")
-    echo(f"{len(vary(given, found, seeds))} runs, {given.rounds} rounds each, into {out}")
+    runs, rounds = len(vary(given, found, seeds)), format_count(given.rounds, "round")
+    echo(f"{format_count(runs, 'run')}, {rounds} each, into {out}")
     import torch
 
     torch.set_num_threads(1)
@@ -152,7 +154,7 @@ def tabulate(
         typer.echo(format_table(table), nl=False)
         return
     write_table(table, out)
-    echo(f"{len(table.rows)} rows, {len(table.columns)} columns: {out}")
+    echo(f"{format_count(len(table.rows), 'row')}, {format_count(len(table.columns), 'column')}: {out}")
 
 
 @app.command("plot")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.lifecycle.events import ClientEnrolled
 from server.lifecycle.state import Enrolment, Run
 from shared.schemas import EnrolmentStatus, Role, RunStatus
+from shared.texts import format_count
 
 __all__ = ["REFUSED_BY_OPERATOR", "find_refusal", "find_wait"]
 
@@ -31,8 +32,8 @@ def find_refusal(run: Run, before: Enrolment | None, event: ClientEnrolled) -> s
         return "it declares 0 examples; a size is 1 or more"
     if policy.max_examples is not None and event.examples > policy.max_examples:
         return (
-            f"it declares {event.examples} examples, the run takes at most {policy.max_examples} "
-            "from a client (max_examples)"
+            f"it declares {format_count(event.examples, 'example')}, the run takes at most "
+            f"{policy.max_examples} from a client (max_examples)"
         )
     return None
 
@@ -63,4 +64,4 @@ def find_wait(run: Run, before: Enrolment | None, event: ClientEnrolled) -> str 
     if run.policy.approve == "nothing" or approved == event.examples:
         return None
     changed = "" if approved is None else f", not the {approved} that were approved,"
-    return f"its size of {event.examples} examples{changed} waits for the operator's approval"
+    return f"its size of {format_count(event.examples, 'example')}{changed} waits for the operator's approval"

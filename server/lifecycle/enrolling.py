@@ -32,6 +32,7 @@ from server.lifecycle.views import (
 )
 from shared.problems import AlreadyEnrolled, DiscrepancyAlreadySubmitted, IndexTaken
 from shared.schemas import EnrolmentStatus, ParticipantStatus, Role, RoundStatus, RunStatus
+from shared.texts import format_count
 
 __all__ = [
     "client_declined",
@@ -360,7 +361,7 @@ def _go_on(draft: Draft) -> None:
         needed = trainers_to_start(run)
         scored = not run.policy.needs_scores or bool(evaluators(run))
         if scored and len(ready_trainers(run)) >= needed:
-            _start(draft, f"{needed} trainers are ready")
+            _start(draft, f"{format_count(needed, 'trainer')} {'is' if needed == 1 else 'are'} ready")
 
 
 def _start(draft: Draft, why: str) -> None:

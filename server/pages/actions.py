@@ -36,6 +36,7 @@ from shared.schemas import (
     RunChanges,
     UserRole,
 )
+from shared.texts import format_count
 
 __all__ = ["Actions", "Form"]
 
@@ -322,8 +323,8 @@ def explain_refusal(visit: Visit, run: str | None, role: UserRole = UserRole.OPE
 def _explain_enrolment(action: str, found: EnrolmentView) -> str:
     if action == "approve":
         return (
-            f"{found.client} takes part as {found.role.value} with {found.examples} examples. If it declares "
-            "another number, it waits again."
+            f"{found.client} takes part as {found.role.value} with "
+            f"{format_count(found.examples, 'example')}. If it declares another number, it waits again."
         )
     return (
         f"{found.client} takes no part in the run; an open round goes on without it. If it enrols again, it "

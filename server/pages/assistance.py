@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.pages.words import figure
 from shared.config import RunConfig
 from shared.schemas import AssistanceView, RoundView
+from shared.texts import format_count
 
 __all__ = ["assistance_sentence", "assistant_notice"]
 
@@ -52,7 +53,7 @@ def _describe(found: AssistanceView) -> str:
         return "learned the weights below on its own examples"
     if not found.steps:
         return "left the average as it was: no client's model says anything that is a finite number"
-    text = f"distilled the average in {found.steps} steps"
+    text = f"distilled the average in {format_count(found.steps, 'step')}"
     if found.before is None or found.after is None:
         return text
     if not found.chosen:

@@ -20,6 +20,7 @@ from shared.metric_names import CONFUSION
 from shared.problems import InvalidRequest, NotFound
 from shared.schemas import ComparedRun
 from shared.scores import find_direction, summarise
+from shared.texts import format_count
 
 __all__ = ["Asked", "compare_page"]
 
@@ -269,10 +270,10 @@ def _basis(gain: Gain | None) -> str:
     """What a gain rests on, in words."""
     if gain is None:
         return "no common round"
-    rounds = f"{gain.rounds} round{'s' if gain.rounds != 1 else ''}"
+    rounds = format_count(gain.rounds, "round")
     if not gain.pairs:
         return f"other seeds, {rounds}"
-    return f"{gain.pairs} seed{'s' if gain.pairs != 1 else ''}, {rounds}"
+    return f"{format_count(gain.pairs, 'seed')}, {rounds}"
 
 
 def _chart(series: Sequence[Series], measure: str) -> LineChart | None:

@@ -18,6 +18,7 @@ from typing import Any
 from shared.schemas import ComparedRun
 from shared.scores import find_direction, summarise
 from shared.statistics import Interval, after_warm_up, bootstrap
+from shared.texts import format_count
 
 __all__ = ["Gain", "Series", "differing", "find_gain", "make_series"]
 
@@ -44,7 +45,7 @@ class Series:
     def name(self) -> str:
         """The run's, or of several the first's and how many more there are."""
         more = len(self.runs) - 1
-        return self.runs[0].run + (f" and {more} more seed{'s' if more > 1 else ''}" if more else "")
+        return self.runs[0].run + (f" and {format_count(more, 'more seed')}" if more else "")
 
     @cached_property
     def settings(self) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from shared.config import RunConfig
 from shared.problems import Forbidden, InvalidConfiguration, NotFound, Problem
 from shared.run_files import read_config, write_config
 from shared.schemas import InitialBlob, RunRequest
+from shared.texts import format_count
 
 __all__ = ["Creation"]
 
@@ -186,9 +187,11 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float | str:
 
 def summarise(config: RunConfig) -> str:
     """One sentence on what a configuration means."""
-    start = f"it starts by itself when {config.min_clients} trainers are ready"
-    waits = start if config.autostart else "it waits to be started"
+    ready = (
+        f"{format_count(config.min_clients, 'trainer')} {'is' if config.min_clients == 1 else 'are'} ready"
+    )
+    waits = f"it starts by itself when {ready}" if config.autostart else "it waits to be started"
     return (
-        f"{config.name}: {config.rounds} rounds of {config.algorithm.name} on {config.task}, weighted by "
-        f"{weighting_name(config.weighting)}; {waits}."
+        f"{config.name}: {format_count(config.rounds, 'round')} of {config.algorithm.name} on {config.task}, "
+        f"weighted by {weighting_name(config.weighting)}; {waits}."
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from server.pages.weighting_words import INSTEAD, WORDS, Column, scores_sum, words_of
-from server.pages.words import amount, number, percent, plain
+from server.pages.words import amount, counted, number, percent, plain
 from shared.algorithms import load_algorithm
 from shared.algorithms.fedfm import FedFm
 from shared.calibration import Calibration
@@ -161,7 +161,7 @@ def measuring_sentence(config: RunConfig, round: int) -> str | None:
 
 def _calibrating_sentence(options: Calibration) -> str:
     """What the last round of a run with a calibration does."""
-    epochs = f"{amount(options.epochs)} epoch{'' if options.epochs == 1 else 's'}"
+    epochs = counted(options.epochs, "epoch")
     return (
         "The calibrating round (CCVR): no client trains. Each sums up by class what its examples look like "
         "to the model, and these sums give the mean and the covariance of each class over all clients. From "

@@ -10,6 +10,7 @@ from server.pages.contexts import NextStep, Offer
 from server.pages.form_contexts import FormField
 from shared.config import RunConfig
 from shared.schemas import EnrolmentStatus, Role, RunStatus, RunView, UserRole
+from shared.texts import format_count
 
 __all__ = [
     "ACTIONS",
@@ -263,7 +264,7 @@ def _steps_to_start(run: RunView) -> tuple[NextStep, ...]:
         lines = (*_join("", run.task).lines[:-1], f"{_join('', run.task).lines[-1]} --role evaluator")
         steps.append(NextStep(sentence="The run goes by scores. At a site with test data:", lines=lines))
     if ready >= max(run.config.updates_needed, run.config.clients_per_round or 1):
-        sentence = "Start it:" if missing <= 0 else f"Or start it with the {_trainers(ready)} that are ready:"
+        sentence = "Start it:" if missing <= 0 else f"Or start it with the {_name_ready(ready)}:"
         steps.append(NextStep(sentence=sentence, lines=(run_command("start", run.run),)))
     return tuple(steps)
 
@@ -295,8 +296,7 @@ def _steps_to_find_trainers(run: RunView, address: str) -> tuple[NextStep, ...]:
         steps.append(_join("There, next to its data:", run.task))
     if ready and run.config.secure is None:
         command = shlex.join(["feddisco", "run", "change", run.run, "--quorum", str(ready)])
-        sentence = f"Or go on with the {_trainers(ready)} that {'is' if ready == 1 else 'are'} ready:"
-        steps.append(NextStep(sentence=sentence, lines=(command,)))
+        steps.append(NextStep(sentence=f"Or go on with the {_name_ready(ready)}:", lines=(command,)))
     return tuple(steps)
 
 
@@ -331,5 +331,5 @@ def _count_ready(run: RunView) -> int:
     return len(_named(run, Role.TRAINER, EnrolmentStatus.READY))
 
 
-def _trainers(number: int) -> str:
-    return f"{number} trainer" if number == 1 else f"{number} trainers"
+def _name_ready(trainers: int) -> str:
+    return f"{format_count(trainers, 'trainer')} that {'is' if trainers == 1 else 'are'} ready"

@@ -42,6 +42,7 @@ from shared.schemas import (
     TensorKind,
 )
 from shared.scores import find_score, summarise
+from shared.texts import format_count
 
 __all__ = ["charts_of", "run_page"]
 
@@ -334,7 +335,7 @@ def _summary(run: RunView) -> str:
         return run.waiting_for
     if run.reason:
         return run.reason
-    return f"{run.status.value} after {run.completed_rounds} of {run.rounds} rounds"
+    return f"{run.status.value} after {run.completed_rounds} of {format_count(run.rounds, 'round')}"
 
 
 def _participant(row: LedgerRow) -> ParticipantLine:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from server.pages.words import amount, number, percent
 from shared.discrepancy import Metric
 from shared.schemas import LedgerRow
+from shared.texts import format_count
 from shared.weightings.base import AskedTarget, Weighting
 
 __all__ = ["INSTEAD", "OWN", "WORDS", "Column", "WeightingWords", "scores_sum", "words_of"]
@@ -74,7 +75,8 @@ def _size_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighti
 
 
 def _uniform_sentence(row: LedgerRow, rows: Sequence[LedgerRow], weighting: Weighting) -> str:
-    return f"One of {sum(other.included for other in rows)} clients gives {percent(row.weight, 2)}."
+    clients = sum(other.included for other in rows)
+    return f"One of {format_count(clients, 'client')} gives {percent(row.weight, 2)}."
 
 
 _NO_DISCREPANCY = (
@@ -279,7 +281,7 @@ _FEDAWA = WeightingWords(
         Column("from mean", _detail("apart")),
     ),
     values=lambda weighting: {
-        "steps": f"{weighting.steps} step{'s' if weighting.steps > 1 else ''}",
+        "steps": format_count(weighting.steps, "step"),
         "rate": f"{weighting.learning_rate:g}",
         "distance": _DISTANCES[weighting.distance],
     },

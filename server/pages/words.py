@@ -18,6 +18,7 @@ __all__ = [
     "ABSENT",
     "FILTERS",
     "amount",
+    "counted",
     "digest",
     "duration",
     "indexed",
@@ -74,6 +75,11 @@ def percent(value: float | None, digits: int = 1, *, sign: bool = False) -> str:
 def amount(value: int | None) -> str:
     """A count with its thousands separated: ``62 006``."""
     return ABSENT if value is None else f"{value:,}".replace(",", _GAP)
+
+
+def counted(value: int | None, noun: str) -> str:
+    """A count and what is counted: ``1 round``, ``62 006 parameters``."""
+    return f"{amount(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def left_out(counts: Mapping[str, int]) -> str:
@@ -212,6 +218,7 @@ def named(person: Person) -> str:
 FILTERS = {
     "amount": amount,
     "clock": clock,
+    "counted": counted,
     "detail": detail,
     "digest": digest,
     "distance": distance,

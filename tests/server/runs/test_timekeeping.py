@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.operations import _run_checks
+from server.api.operations import _vital_checks
 from server.app import make_coordinator
 from server.clock import Clock
 from server.coordinator import Coordinator
@@ -86,6 +87,10 @@ def look(at: Coordinator) -> RoundStatus:
     if at.timekeeper.keep():
         at.runner._pass_time()
     return at.store.round_view(RUN, 1, 1).status
+
+
+def find_readiness(at: Coordinator) -> dict[str, str]:
+    return asyncio.run(at.readiness.find(_vital_checks(at)))
 
 
 def deadline(at: Coordinator) -> dt.datetime:
@@ -198,9 +203,9 @@ def test_a_database_that_takes_no_writes_is_not_ready(start: Start) -> None:
             with pytest.raises(StorageUnavailable):
                 at.timekeeper.keep()
     host.pass_time(NOTE_SECONDS)
-    assert "taken nothing for 20 s" in _run_checks(at)["database"]
+    assert "taken nothing for 20 s" in find_readiness(at)["database"]
     at.timekeeper.keep()
-    assert _run_checks(at)["database"] == "ok"
+    assert find_readiness(at)["database"] == "ok"
     at.close()
 
 
