@@ -185,8 +185,8 @@ def next_assignments(connection: Reading, asked: Mapping[str, bool], configs: Co
 
     True: also to send again an update whose stored file is missing or damaged.
 
-    In this order: train; submit a discrepancy; assist; evaluate (oldest round first); enrol; hear that a run
-    has ended. Within each, the oldest run first; to assist, what was asked first.
+    In this order: train; submit a discrepancy; assist; evaluate (each run's oldest round first); enrol; hear
+    that a run has ended. Within each, the oldest run first; of what takes long, what has waited longest.
     """
     training = _find_training(connection, asked, configs)
     known: dict[str, list[Any]] = {client: [] for client in asked}
@@ -310,6 +310,8 @@ def _assistance(connection: Reading, client: str, enrolled: Any, configs: Config
 
 
 def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Configs) -> Evaluate | None:
+    """Each run has its turn: of the models that wait, one for each run, that which has waited longest."""
+    waiting = []
     for row in enrolled:
         wanted = row.run_status is RunStatus.COMPLETED or not row.run_status.is_terminal
         if row.role is Role.EVALUATOR and row.status is EnrolmentStatus.READY and wanted:
@@ -326,14 +328,18 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
             }
             pending = connection.select(_UNSCORED, parameters).one_or_none()
             if pending is not None:
-                return Evaluate(
-                    run=row.run,
-                    round=pending.round,
-                    model=pending.scored_model,
-                    revision=row.revision,
-                    shadows=_read_shadows(connection, row.run, pending) if config.shadow else {},
-                )
-    return None
+                waiting.append((pending.completed_at, row.run, row, pending))
+    if not waiting:
+        return None
+    _, _, row, pending = min(waiting, key=lambda each: each[:2])
+    has_shadows = bool(configs.of(connection, row.run, row.revision).shadow)
+    return Evaluate(
+        run=row.run,
+        round=pending.round,
+        model=pending.scored_model,
+        revision=row.revision,
+        shadows=_read_shadows(connection, row.run, pending) if has_shadows else {},
+    )
 
 
 _SHADOWS = (
@@ -360,7 +366,7 @@ _SCORED = sa.select(evaluations.c.round).where(
     evaluations.c.round == sa.bindparam("of_round", type_=sa.BigInteger),
 )
 _UNSCORED = (
-    sa.select(rounds.c.round, rounds.c.attempt, rounds.c.scored_model)
+    sa.select(rounds.c.round, rounds.c.attempt, rounds.c.scored_model, rounds.c.completed_at)
     .where(
         rounds.c.run == _RUN,
         rounds.c.status == RoundStatus.COMPLETED,

@@ -60,3 +60,41 @@ def test_what_cannot_be_computed_is_refused_when_the_run_is_created(
 ) -> None:
     with live(database_url, tmp_path / "data") as at, pytest.raises(AssertionError, match=said):
         at.create(metrics=metrics)
+
+
+def test_an_evaluator_of_several_runs_scores_what_has_waited_longest(
+    database_url: str, tmp_path: Path
+) -> None:
+    """By the age of the runs, a slow one would never come to the newer."""
+    with live(database_url, tmp_path / "data") as at:
+        judge, trainer, names = at.site("judge"), at.site("north"), ("first", "second")
+        for name in names:
+            at.create(name, min_clients=1, rounds=3, weighting={"kind": "sizes"})
+            assert judge.enrol(name, 5, role="evaluator").status_code == 200
+            assert trainer.enrol(name, 10).status_code == 200
+
+        def train(run: str, number: int) -> None:
+            at.wait_for(lambda: at.run(run)["completed_rounds"] == number - 1)
+            assert trainer.upload(run, number, file_of(1.0)).status_code == 200
+            at.wait_for(lambda: at.run(run)["completed_rounds"] == number)
+
+        for number in (1, 2):
+            train("first", number)
+        train("second", 1)
+        served = []
+        for _ in range(6):
+            work = judge.until("evaluate")
+            run, number = work["run"], work["round"]
+            served.append((run, number))
+            told = {"loss": 0.5, "accuracy": 0.75, "examples": 5}
+            assert judge.http.put(f"/runs/{run}/rounds/{number}/metrics", json=told).status_code == 204
+            if served[-1] == ("first", 1):
+                train("first", 3)  # it goes on while the evaluator works
+        assert served == [
+            ("first", 0),
+            ("second", 0),
+            ("first", 1),
+            ("first", 2),
+            ("second", 1),
+            ("first", 3),
+        ]
