@@ -220,8 +220,8 @@ def _say_doubles(found: Mapping[Split, Examples], say: Callable[[str], None]) ->
         "splits": sum(len({split for split, _ in place}) > 1 for place in doubles),
     }
     say(
-        f"\nDoubles: {kinds['within']} examples repeat another one of their split; {kinds['splits']} are in "
-        f"train and test; {kinds['classes']} of all of them under two labels."
+        f"\nDoubles: {kinds['within']} within a split, {kinds['splits']} in train and test; "
+        f"{kinds['classes']} of all of them under two labels."
         if doubles
         else "\nDoubles: none."
     )

@@ -76,12 +76,12 @@ def test_good_data_are_described(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for said in (
         "train: 10 examples", "melanoma         7", "nevus            3", "keratosis        0",
-        "test: 1 examples",
+        "test: 1 example\n",
         "left out, no image by the name's ending: 1 (train/nevus/notes.txt)",
         "Images: 10 PNG colour, 1 TIFF grey, 16 bits", "Width x height: 11 24 x 20",
         "Grey values of more than 8 bits go from 0 to 3832.", """--task-options '{"bits": 12}'""",
         "discrepancy d (kl, target uniform): 0.48", "discrepancy d (cosine",
-        "Doubles: 1 examples repeat another one of their split; 0 are in train and test; 1 of all of them",
+        "Doubles: 1 within a split, 0 in train and test; 1 of all of them under two labels.",
         "the number of examples (10), the numbers left out (not-an-image 1), the discrepancy d (noised with",
     ):  # fmt: skip
         assert said in done.stdout, (said, done.stdout)
@@ -177,7 +177,7 @@ quorum: 2
     [
         ("", "", ["The site's policy allows the run.", "the number of examples (123)", "steps, loss and"]),
         ("runs: [heart]\nmost_rounds: 3", "", ["line 1 has runs: [heart])", "line 2 has most_rounds: 3)"]),
-        ("most_parameters: 10", "", ["models of at most 10 numbers, the run's has 514."]),
+        ("most_parameters: 10", "", ["limits models to 10 numbers, the run's has 514."]),
         ("", "weighting: {kind: disco, metric: l1}", ["the default policy has metrics: [kl])"]),
         ("sizes: rounded", "", ["the number of examples to two significant digits (120)"]),
         ("disclosure: exact", "weighting: {kind: disco}", ["the discrepancy d (exact)"]),
