@@ -14,6 +14,7 @@ import numpy as np
 from experiments.plan import Cell, configuration
 from experiments.tables import BASE, methods, settings
 from shared import statistics
+from shared.texts import format_count
 from shared.weightings.base import Need
 
 if TYPE_CHECKING:
@@ -287,4 +288,4 @@ def _label(cell: Cell, seeds: int) -> str:
 
 
 def _seeds(text: str, seeds: int) -> str:
-    return f"{text} ({seeds} seed{'' if seeds == 1 else 's'})"
+    return f"{text} ({format_count(seeds, 'seed')})"

@@ -23,6 +23,7 @@ from experiments.report import table_rows
 from experiments.reproduce import find_source
 from shared.config import RunConfig
 from shared.files import replace_file
+from shared.texts import format_count
 from simulation.kernels import KernelsName
 from simulation.sweep import Planned, sweep
 
@@ -150,7 +151,7 @@ def _verdict(found: Mapping[Cell, float]) -> Iterator[str]:
                 if {Cell(mode, weighting, seed), Cell("plain", weighting, seed)} <= found.keys()
             ]
             if pairs:
-                seeds = f"{len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
+                seeds = format_count(len(pairs), "seed")
                 yield f"* {WORDS[mode]}, by {weighting}: {fmean(pairs):+.2f} points over {seeds}"
 
 

@@ -14,6 +14,7 @@ from experiments.tables import BASE, Published, Table, load_table, methods, sett
 from experiments.tuning import Choice, Tried, choose
 from shared import statistics
 from shared.statistics import Spread
+from shared.texts import format_count
 
 __all__ = [
     "GAIN_HEADER",
@@ -79,9 +80,7 @@ def _counted(verdicts: Sequence[Verdict], compared: str) -> str:
     """
     counts = [(word, verdicts.count(word)) for word in get_args(Verdict)]
     parts = [f"{word} in {count}" for word, count in counts if count or word == "ahead"]
-    return (
-        f"of {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'} {compared} is {', '.join(parts)}"
-    )
+    return f"of {format_count(len(verdicts), 'comparison')} {compared} is {', '.join(parts)}"
 
 
 def _twins(evidence: Evidence) -> list[str]:

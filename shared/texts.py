@@ -11,8 +11,10 @@ __all__ = [
     "escape_line",
     "find_nearest",
     "find_unstorable",
+    "format_count",
     "format_seconds",
     "format_size",
+    "inflect",
 ]
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -85,7 +87,12 @@ def format_count(number: int, noun: str) -> str:
     >>> format_count(1, "round"), format_count(0, "round"), format_count(20, "round")
     ('1 round', '0 rounds', '20 rounds')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {inflect(number, noun)}"
+
+
+def inflect(number: int | None, noun: str) -> str:
+    """The noun as it follows the number, which may be written in any way: ``round``, or ``rounds``."""
+    return noun if number == 1 else f"{noun}s"
 
 
 def format_seconds(seconds: float) -> str:

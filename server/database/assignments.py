@@ -328,10 +328,10 @@ def _evaluation(connection: Reading, client: str, enrolled: Any, configs: Config
             }
             pending = connection.select(_UNSCORED, parameters).one_or_none()
             if pending is not None:
-                waiting.append((pending.completed_at, row.run, row, pending))
+                waiting.append((row, pending))
     if not waiting:
         return None
-    _, _, row, pending = min(waiting, key=lambda each: each[:2])
+    row, pending = min(waiting, key=lambda each: (each[1].completed_at, each[0].run))
     has_shadows = bool(configs.of(connection, row.run, row.revision).shadow)
     return Evaluate(
         run=row.run,

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from server.web.security import Person
 from shared.fingerprints import format_fingerprint
 from shared.left_out import Reason
+from shared.texts import inflect
 
 __all__ = [
     "ABSENT",
@@ -79,7 +80,7 @@ def amount(value: int | None) -> str:
 
 def counted(value: int | None, noun: str) -> str:
     """A count and what is counted: ``1 round``, ``62 006 parameters``."""
-    return f"{amount(value)} {noun}{'' if value == 1 else 's'}"
+    return f"{amount(value)} {inflect(value, noun)}"
 
 
 def left_out(counts: Mapping[str, int]) -> str:
