@@ -26,7 +26,6 @@ from server.database.copying import load_copy, write_copy
 from server.database.migrations import check_current
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
-from server.json_lines import FileLines, Lines
 from server.ownership import owning
 from server.removals import FILE as REMOVALS_FILE
 from server.removals import Removals
@@ -34,6 +33,7 @@ from server.revocations import FILE, Revocations
 from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
 from shared.files import PRIVATE, make_folder, replace_file, storage_errors, sync_folder
+from shared.json_lines import FileLines, Lines
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.texts import format_count
 from shared.versions import VERSION

@@ -107,7 +107,7 @@ class ConsoleSettings(BaseModel):
             return given.get_secret_value()
         path = self.admin_token_file or self.data_folder / "admin-token"
         try:
-            return path.read_text(encoding="utf-8").strip()
+            return path.read_text(encoding="utf-8-sig", errors="replace").strip()
         except OSError as error:
             raise MissingToken(
                 f"No admin token: {path} cannot be read ({error.strerror}).",

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from server.json_lines import Lines
+from shared.json_lines import Lines
 from shared.problems import StorageUnavailable
 
 __all__ = ["FILE", "Removals", "RemovedRun"]

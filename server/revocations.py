@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 
-from server.json_lines import Lines
+from shared.json_lines import Lines
 from shared.problems import StorageUnavailable
 
 __all__ = ["FILE", "Revocations"]

@@ -7,6 +7,7 @@ some, ``docs/make_settings.py`` writes what they are for into ``docs/settings-co
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -17,12 +18,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.addresses import check_address, is_loopback
 
-__all__ = ["Reading", "Settings", "unknown_variables"]
+__all__ = ["Reading", "Settings", "check_token", "unknown_variables"]
 
 Reading = Literal["open", "local", "closed"]
 
 PREFIX = "FEDDISCO_"
 SHORTEST_SECRET = 16
+_TOKEN = re.compile(rf"[!-~]{{{SHORTEST_SECRET},}}")
 NOT_SETTINGS = frozenset({"FEDDISCO_DATA", "FEDDISCO_REQUIRE_POSTGRES"})
 
 
@@ -258,13 +260,27 @@ class Settings(BaseSettings):
         0.0, ge=0, le=600, description="For drills: seconds to wait between an aggregation and its commit."
     )
 
-    @field_validator("admin_token", "join_token", "viewer_token")
+    @field_validator("admin_token", "viewer_token")
     @classmethod
-    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+    def _is_token(cls, value: SecretStr | None) -> SecretStr | None:
+        return None if value is None else SecretStr(check_token(value.get_secret_value()))
+
+    @field_validator("join_token")
+    @classmethod
+    def _are_tokens(cls, value: SecretStr | None) -> SecretStr | None:
         for token in _split(value):
-            if len(token) < SHORTEST_SECRET or not token.isascii() or " " in token:
-                raise ValueError(f"a token needs {SHORTEST_SECRET} or more ASCII characters without spaces")
+            check_token(token)
         return value
+
+    @model_validator(mode="after")
+    def _tokens_of_different_people(self) -> Self:
+        given = [token.get_secret_value() for token in (self.admin_token, self.viewer_token) if token]
+        given += set(self.join_tokens)
+        if len(set(given)) < len(given):
+            raise ValueError(
+                "admin_token, viewer_token and join_token are for different people: two of them are the same"
+            )
+        return self
 
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Self:
@@ -346,6 +362,14 @@ class Settings(BaseSettings):
     @property
     def join_tokens(self) -> tuple[str, ...]:
         return _split(self.join_token)
+
+
+def check_token(text: str) -> str:
+    """The token, without white space around it; ValueError for what can be guessed, or fits no header."""
+    token = text.strip()
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(f"a token needs {SHORTEST_SECRET} or more ASCII characters without spaces")
+    return token
 
 
 def _split(value: SecretStr | None) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ class RunJournal:
     def data_mark(self) -> str | None:
         """Of the data with which this client enrolled; empty while it enrols anew, None if not known."""
         try:
-            return (self.folder / "data-mark").read_text(encoding="utf-8")
+            return (self.folder / "data-mark").read_text(encoding="ascii", errors="replace")
         except FileNotFoundError:
             return None
 

@@ -187,7 +187,7 @@ class WorkerSettings(BaseSettings):
         if text.strip() == "-":
             text = sys.stdin.readline()
         elif given is None and self.join_token_file is not None:
-            text = self.join_token_file.read_text(encoding="utf-8")
+            text = self.join_token_file.read_text(encoding="utf-8-sig", errors="replace")
         return read_join_code(text) if text.strip() else None
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from server.blobs.bucket import Bucket
 from server.clock import utc_now
-from server.json_lines import format_line, parse_line
+from shared.json_lines import format_line, parse_line
 
 __all__ = ["BucketLines"]
 
 
 class BucketLines:
-    """:class:`server.json_lines.Lines` below one name; entries are in the order of the writers' clocks."""
+    """:class:`shared.json_lines.Lines` below one name; entries are in the order of the writers' clocks."""
 
     def __init__(self, bucket: Bucket, name: str) -> None:
         self._bucket = bucket

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from server.blobs.disk import DiskBlobs, file_lock
 from server.blobs.store import BlobStore
-from server.json_lines import FileLines, Lines
 from server.settings import Settings
+from shared.json_lines import FileLines, Lines
 
 if TYPE_CHECKING:
     from server.database.store import Store

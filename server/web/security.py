@@ -20,11 +20,12 @@ from cachetools import TTLCache
 from fastapi import Request
 from pydantic import SecretStr
 
-from server.settings import Reading, Settings
+from server.settings import Reading, Settings, check_token
 from shared.addresses import is_loopback
 from shared.files import PRIVATE, replace_file, storage_errors
 from shared.problems import (
     Forbidden,
+    InvalidConfiguration,
     MissingToken,
     RevokedToken,
     StorageUnavailable,
@@ -128,11 +129,14 @@ def _load_token(given: SecretStr | None, path: Path) -> str:
     try:
         return _read_or_make(path)
     except StorageUnavailable as error:
-        name = path.name.replace("-", " ")
         raise StorageUnavailable(
-            f"the {name} cannot be kept in {path}: {error.detail}",
+            f"the {_name(path)} cannot be kept in {path}: {error.detail}",
             hint=f"Make the data folder writable, or set FEDDISCO_{path.name.upper().replace('-', '_')}.",
         ) from error
+
+
+def _name(path: Path) -> str:
+    return path.name.replace("-", " ")
 
 
 def _read_or_make(path: Path) -> str:
@@ -141,7 +145,14 @@ def _read_or_make(path: Path) -> str:
         if not path.exists():
             # kept if another process makes one at the same moment: both first starts end up with one token
             replace_file(path, f"{make_token()}\n".encode(), mode=PRIVATE, overwrite=False)
-        return path.read_text().strip()
+        content = path.read_bytes()
+    try:
+        return check_token(content.decode("ascii", "replace"))
+    except ValueError as fault:  # an empty one would let everybody in
+        raise InvalidConfiguration(
+            f"the {_name(path)} in {path} cannot be used: {fault}.",
+            hint="Write one there, or delete the file: the next start makes a new one.",
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ FORBIDDEN: list[tuple[tuple[str, ...], tuple[str, ...], dict[str, str], str]] = 
             *(
                 "server/clock.py",
                 "server/coordinator.py",
-                "server/json_lines.py",
                 "server/main.py",
                 "server/ownership.py",
                 "server/removals.py",

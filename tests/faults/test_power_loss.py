@@ -26,9 +26,9 @@ import pytest
 from feddisco.verify import verify_storage
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
-from server.json_lines import FileLines
 from server.settings import Settings
 from shared.files import make_folder
+from shared.json_lines import FileLines
 from shared.problems import NotFound
 from tests.faults.disk import Call, Disk, read_calls, sent_by, strace
 from tests.helpers.live_coordinator import (

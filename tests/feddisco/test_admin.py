@@ -104,6 +104,8 @@ def test_a_token_comes_from_the_file_then_the_environment_then_the_folder(
     monkeypatch.setenv("FEDDISCO_ADMIN_TOKEN", "from-the-environment")
     assert ConsoleSettings().find_token() == "from-the-environment"
     assert ConsoleSettings(admin_token_file=tmp_path / "given").find_token() == "from-the-file"
+    (tmp_path / "given").write_bytes(b"\xef\xbb\xbffrom-the-file\r\n")
+    assert ConsoleSettings(admin_token_file=tmp_path / "given").find_token() == "from-the-file"
 
 
 def test_no_token_says_where_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ def test_the_join_code_comes_from_its_file_without_the_line_end(tmp_path: Path) 
     path = tmp_path / "code"
     path.write_text("  the-code\n")
     assert load({"join_token_file": path}).join_code() == JoinCode("the-code")
+    path.write_bytes(b"\xef\xbb\xbfthe-code\r\n")
+    assert load({"join_token_file": path}).join_code() == JoinCode("the-code"), "as some editors save it"
     assert load({"join_token": "direct", "join_token_file": path}).join_code() == JoinCode("direct")
     assert load({"join": "first", "join_token": "direct"}).join_code() == JoinCode("first")
 

@@ -15,9 +15,9 @@ from feddisco.backup import back_up, restore
 from server.clock import utc_now
 from server.database.session import make_engine
 from server.database.tables import metadata
-from server.json_lines import FileLines
 from server.removals import FILE, Removals, RemovedRun
 from server.runs.verification import verify
+from shared.json_lines import FileLines
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live, settings_for, sha256
 
 UPDATES = (file_of(1.0), file_of(4.0))

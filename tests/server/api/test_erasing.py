@@ -18,10 +18,10 @@ from feddisco.replay import replay_round
 from server.clock import utc_now
 from server.database.session import make_engine
 from server.database.tables import metadata
-from server.json_lines import FileLines
 from server.removals import FILE, Removals
 from server.runs.verification import verify
 from server.web.security import hash_token
+from shared.json_lines import FileLines
 from shared.problems import NotFound
 from tests.helpers.live_coordinator import Live, ManualClient, file_of, live, settings_for, sha256
 

@@ -21,11 +21,19 @@ from server.web.security import (
     check_right,
     hash_token,
     load_admin_token,
+    load_viewer_token,
     make_token,
     read_bearer,
     read_viewer_password,
 )
-from shared.problems import Forbidden, MissingToken, RevokedToken, StorageUnavailable, WrongToken
+from shared.problems import (
+    Forbidden,
+    InvalidConfiguration,
+    MissingToken,
+    RevokedToken,
+    StorageUnavailable,
+    WrongToken,
+)
 from shared.schemas import UserRole
 from tests.helpers.live_coordinator import ADMIN, JOIN, Live, live
 
@@ -216,6 +224,18 @@ def test_an_admin_token_that_cannot_be_kept(tmp_path: Path) -> None:
         load_admin_token(Settings(data_folder=tmp_path / "file"))
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b"short", b"two words, long enough", b"\x80\xff" * 20])
+def test_a_token_file_that_anybody_could_guess_is_refused(tmp_path: Path, content: bytes) -> None:
+    """An empty one would let in whoever gives an empty password."""
+    for load, name in ((load_admin_token, "admin-token"), (load_viewer_token, "viewer-token")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidConfiguration, match="16 or more ASCII") as caught:
+            load(Settings(data_folder=tmp_path))
+        assert str(tmp_path / name) in str(caught.value)
+        assert "delete the file" in caught.value.hint
+        assert (tmp_path / name).read_bytes() == content, "it is left as it is"
+
+
 @pytest.fixture
 def at(database_url: str, tmp_path: Path) -> Iterator[Live]:
     with live(database_url, tmp_path / "data") as opened:
@@ -379,8 +399,26 @@ def test_who_reads_without_a_token() -> None:
         Settings(viewer_token=VIEWER, open_pages=True)
 
 
-@pytest.mark.parametrize("secret", ["short", "with a space in it", "ümlautümlautümlaut"])
-def test_weak_tokens_are_refused_without_being_shown(secret: str) -> None:
+@pytest.mark.parametrize(
+    "secret", ["short", "with a space in it", "ümlautümlautümlaut", "with-a\ttabulator-in"]
+)
+@pytest.mark.parametrize("name", ["admin_token", "viewer_token", "join_token"])
+def test_weak_tokens_are_refused_without_being_shown(name: str, secret: str) -> None:
     with pytest.raises(ValueError, match="16 or more ASCII") as caught:
-        Settings(admin_token=secret)
+        Settings.model_validate({name: secret})
     assert secret not in str(caught.value)
+
+
+def test_a_token_of_a_setting_is_taken_without_the_end_of_its_line() -> None:
+    settings = Settings(admin_token=f"{ADMIN},{ADMIN}\n", viewer_token=f" {VIEWER}")
+    assert load_admin_token(settings) == f"{ADMIN},{ADMIN}"
+    assert load_viewer_token(settings) == VIEWER
+
+
+@pytest.mark.parametrize(
+    "same", [("admin_token", "viewer_token"), ("admin_token", "join_token"), ("viewer_token", "join_token")]
+)
+def test_a_token_is_for_one_kind_of_people(same: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="two of them are the same") as caught:
+        Settings.model_validate(dict.fromkeys(same, ADMIN))
+    assert ADMIN not in str(caught.value)

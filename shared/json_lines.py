@@ -1,7 +1,4 @@
-"""A list beside the database: a database that is restored knows nothing of what came later.
-
-One JSON object an entry.
-"""
+"""Lists beside the database and at a site: one JSON object an entry, durable once it is added."""
 
 from __future__ import annotations
 
