@@ -65,6 +65,8 @@ __all__ = [
     "connect",
     "connect_as_site",
     "create_run",
+    "describe_state",
+    "describe_wait",
     "list_waiting",
     "load_config",
     "make_changes",
@@ -362,6 +364,20 @@ def load_config(source: str | Path, **changes: Any) -> RunConfig:
     return read_config(text, f"The configuration {path}", **changes)
 
 
+def describe_state(view: RunView, also: str = "") -> str:
+    """One sentence: which run is how, and what it waits for, or why it ended. ``also``: what else it is."""
+    said = " ".join(describe_wait(view).split()).rstrip(".")
+    more = f"{also} and " if also else ""
+    return f"{view.run} {more}is {view.status.value}{': ' if said else ''}{said}."
+
+
+def describe_wait(view: RunView) -> str:
+    """What a run waits for, or why it ended, to stand beside its status; empty where nothing is to say."""
+    if view.status.is_terminal:
+        return view.reason or ""
+    return view.waiting_for.removeprefix(f"{view.status.value}: ")
+
+
 def create_run(
     client: AdminClient, source: str, *, weights: Path | None = None, if_absent: bool = False
 ) -> str:
@@ -373,7 +389,7 @@ def create_run(
         if not if_absent:
             raise
         return f"Run {config.name} already exists and is left as it is."
-    said = " ".join(f"Run {view.run} is {view.status.value}. {view.waiting_for}".split()).rstrip(".") + "."
+    said = f"Run {describe_state(view)}"
     twin = config.make_twin()
     return said if twin is None else f"{said} Beside it, {twin.name}: /compare?runs={view.run},{twin.name}"
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feddisco.admin import AdminClient
+from feddisco.admin import AdminClient, describe_wait
 from shared.schemas import (
     ClientView,
     Deletion,
@@ -281,10 +281,10 @@ def find_newest(rounds: Sequence[RoundView]) -> RoundView | None:
 
 def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
     say(f"{run.run}  {run.status.value}  {run.completed_rounds}/{format_count(run.rounds, 'round')}", "bold")
-    if run.reason and run.status is not RunStatus.WAITING:  # what a waiting run waits for says the same
+    if run.reason and run.reason not in run.waiting_for:
         say(run.reason)
-    if run.waiting_for:
-        say(run.waiting_for)
+    if waits := describe_wait(run):
+        say(waits)
     _print_table(
         "Enrolled",
         *("client", "role", "status", "index", "examples", "d_k", "which is", "last error"),

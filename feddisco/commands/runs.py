@@ -97,11 +97,10 @@ def run_watch(run: RunName, **flags: Any) -> None:
 
 
 def _control(action: str, run: str, flags: Mapping[str, Any], reason: str = "") -> None:
-    from feddisco.admin import connect
+    from feddisco.admin import connect, describe_state
 
     with connect(load_console_settings(flags)) as client:
-        view = client.control(run, action, reason)
-        echo(f"{view.run} is {view.status.value}. {view.waiting_for}".strip())
+        echo(describe_state(client.control(run, action, reason)))
 
 
 @run_app.command("start")
@@ -141,13 +140,11 @@ def run_rewind(
     **flags: Any,
 ) -> None:
     """Go back to an earlier round's model and go on from there, in the same run."""
-    from feddisco.admin import connect
+    from feddisco.admin import connect, describe_state
 
     with connect(load_console_settings(flags)) as client:
         view = client.rewind(run, round, reason)
-        echo(
-            f"{run} is back at round {view.completed_rounds}, {view.status.value}. {view.waiting_for}".strip()
-        )
+        echo(describe_state(view, f"is back at round {view.completed_rounds}"))
 
 
 @run_app.command("change")
@@ -174,7 +171,7 @@ def run_change(
     **flags: Any,
 ) -> None:
     """Change a run where that touches no past round."""
-    from feddisco.admin import connect, make_changes
+    from feddisco.admin import connect, describe_state, make_changes
 
     changes = make_changes(
         rounds=rounds,
@@ -186,7 +183,7 @@ def run_change(
     )
     with connect(load_console_settings(flags)) as client:
         view = client.change(run, changes)
-        echo(f"{run} has revision {view.revision}, {view.status.value}. {view.waiting_for}".strip())
+        echo(describe_state(view, f"has revision {view.revision}"))
 
 
 @run_app.command("archive")

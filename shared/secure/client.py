@@ -309,7 +309,10 @@ class Client(Message):
 
     def _known_roster(self) -> Roster:
         if self.roster is None:
-            raise ProtocolRefused("the coordinator has not shown this client who takes part")
+            raise ProtocolRefused(
+                "the coordinator has not shown this client who takes part, or another worker with a copy of "
+                "this state folder has answered in its place"
+            )
         return self.roster
 
     def _sealing_key_with(self, roster: Roster, other: int, *, sender: int) -> bytes:

@@ -166,7 +166,10 @@ class Coordinator(Message):
                 f"client {index} is not waited for: the attempt is at the step {self.phase}"
             )
         if before is not None and before != now:
-            raise ProtocolRefused(f"client {index} has sent something else for this step before")
+            raise ProtocolRefused(
+                f"client {index} has sent something else for this step before, as two workers with copies "
+                "of one state folder do"
+            )
 
     # ------------------------------------------------------------ what goes out, as each phase ends
 

@@ -81,7 +81,7 @@ def completed(system: Deployment, tmp_path_factory: pytest.TempPathFactory) -> D
     code = system.console("clients", "invite", "--uses", "3", "--days", "1").splitlines()
     assert re.match(r"join code \d+, valid for 3 clients, until \S+ At a site", code[1])
     said = system.console("run", "create", write(folder))
-    assert said.startswith("Run own is enrolling. 0 of 2 trainers are ready")
+    assert said.startswith("Run own is enrolling: 0 of 2 trainers are ready")
     assert system.console("run", "create", write(folder), code=2).startswith("feddisco: there is a run 'own'")
     again = system.console("run", "create", write(folder), "--if-absent")
     assert again == "Run own already exists and is left as it is.\n"

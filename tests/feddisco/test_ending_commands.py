@@ -88,6 +88,19 @@ def test_what_is_not_possible_is_said_in_the_words_of_the_command(at: Live) -> N
     )
 
 
+def test_a_command_says_once_how_a_run_is_afterwards(at: Live) -> None:
+    at.create("going")
+    changed = call(at, "run", "change", "going", "--rounds", "7").output
+    assert changed.startswith("going has revision 1 and is enrolling: 0 of ")
+    ended = call(at, "run", "stop", "going", "--reason", "no longer needed")
+    assert ended.output == "going is stopped: no longer needed.\n"
+    at.create("bare")
+    assert call(at, "run", "stop", "bare").output == "bare is stopped.\n"
+    shown = call(at, "run", "show", "bare").output
+    assert shown.startswith("bare  stopped  0/")
+    assert "nothing" not in shown
+
+
 def test_an_age_that_is_none_is_refused() -> None:
     for text in ("", "d", "90 d", "-1d", "1y", "999999d"):
         with pytest.raises(InvalidConfiguration, match="is no age"):
