@@ -185,7 +185,10 @@ def _list_beside(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _said(name: str, options: dict[str, Any]) -> str:
-    return ", ".join([*([name] if name else []), *(f"{key} {value}" for key, value in options.items())])
+    values = (
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in options.items()
+    )
+    return ", ".join([*([name] if name else []), *values])
 
 
 def _weights(config: RunConfig, rounds: Sequence[RoundView], choice: Choice) -> str:
@@ -221,9 +224,10 @@ def _ledger(rows: Iterable[Any]) -> Iterator[tuple[object, ...]]:
 
 def _limits(view: RunView, facts: ModelFacts) -> str:
     licence = f" Licence of the data: {write_text(facts.data_licence)}." if facts.data_licence else ""
+    said = "The scores are those of the evaluators' own test examples; for other data they say nothing. "
     return (
-        "## Limits\n\nThe scores are those of the evaluators' own test examples; for other data they say "
-        f"nothing. Probabilities are not calibrated unless a score above says so.{licence}\n"
+        f"## Limits\n\n{said if facts.scores else ''}Probabilities are not calibrated unless a score above "
+        f"says so.{licence}\n"
     )
 
 

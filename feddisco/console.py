@@ -22,6 +22,7 @@ from shared.schemas import (
     JoinToken,
     JoinTokenView,
     LedgerRow,
+    Role,
     RoundStatus,
     RoundView,
     RunStatus,
@@ -294,7 +295,7 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
                 e.role.value,
                 e.status.value,
                 "" if e.index is None else str(e.index),
-                str(e.examples),
+                "" if run.config.secure is not None and e.role is Role.TRAINER else str(e.examples),
                 _format_share(e.discrepancy),
                 "" if e.discrepancy is None else e.disclosed,
                 e.last_error or e.reason or "",
@@ -303,8 +304,11 @@ def print_run(run: RunView, rounds: Sequence[RoundView]) -> None:
         ),
     )
     if last := find_newest(rounds):
-        print_ledger(last.ledger, f"Ledger of round {last.round}")
-        _say_ratio(run, last)
+        if last.secure is not None:
+            print_sums(run.totals, last)
+        else:
+            print_ledger(last.ledger, f"Ledger of round {last.round}")
+            _say_ratio(run, last)
         for evaluation in last.evaluations:
             print_accuracy(evaluation, f"Round {last.round}, scored by {evaluation.client}")
 

@@ -260,20 +260,25 @@ def test_nothing_of_a_site_is_in_the_coordinator(on_sqlite: Deployment) -> None:
     assert "own weight" in on_sqlite.log("site-1")
     told = on_sqlite.console("worker", "told", "--state", str(on_sqlite.folder / "site-1"))
     assert f"weight {sites[1].weight:.6f}"[:13] in told
+    shown = on_sqlite.console("run", "show", "searched", "--url", on_sqlite.urls["coordinator"])
+    assert "N, their examples" in shown, "what is known, and no ledger of zeros"
+    assert "Ledger" not in shown
     on_sqlite.admin.control("searched", "stop")
 
     # the same search finds all of it where updates arrive in clear
     weighting = {"kind": "disco", "normalise": "all_clients", "on_all_zero": "raise"}
     clear = run_config("clear", rounds=20, weighting=weighting)
     play_one_round(on_sqlite, clear)
-    shown = site_numbers(clear, on_sqlite)
+    open_sites = site_numbers(clear, on_sqlite)
     hay, integers = haystack(on_sqlite, "clear"), stored_integers(on_sqlite, "clear")
     memory = memory_of(on_sqlite)
-    for site in shown:
+    for site in open_sites:
         assert {"update", "discrepancy", "weight", "examples"} <= find_numbers(site, hay)
         assert {"discrepancy", "weight", "examples"} <= find_numbers(site, memory)
         assert site.examples in integers
-    assert any("update" in find_numbers(site, memory) for site in shown), "as it was received, or added up"
+    assert any("update" in find_numbers(site, memory) for site in open_sites), (
+        "as it was received, or added up"
+    )
     on_sqlite.admin.control("clear", "stop")
 
 
