@@ -31,6 +31,7 @@ class FileLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._has_name = False  # durably: another process may have made the file a moment ago
 
     def __str__(self) -> str:
         return str(self._path)
@@ -46,7 +47,9 @@ class FileLines:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-            sync_folder(self._path.parent)
+            if not self._has_name:
+                sync_folder(self._path.parent)
+                self._has_name = True
 
     def replace(self, entries: Iterable[Mapping[str, Any]]) -> None:
         replace_file(self._path, b"".join(map(format_line, entries)), mode=PRIVATE)
