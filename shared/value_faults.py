@@ -32,6 +32,8 @@ def say_value_fault(fault: Mapping[str, Any]) -> str:
     'Input should be a valid integer: write 100000'
     >>> say_value_fault({"type": "string_type", "msg": "Input should be a valid string", "input": 10**100})
     'Input should be text: put it in quotes'
+    >>> say_value_fault({"type": "too_long", "msg": "", "ctx": {"field_type": "Tuple", "max_length": 20}})
+    'Input should be a list of at most 20 items'
     """
     kind, value, message = fault["type"], fault.get("input"), str(fault["msg"]).removeprefix("Value error, ")
     if kind in _MAPPINGS:
@@ -45,6 +47,9 @@ def say_value_fault(fault: Mapping[str, Any]) -> str:
     if kind == "too_short":
         fewest = fault["ctx"]["min_length"]
         return f"Input should be a list of at least {format_count(fewest, 'item')}"
+    if kind == "too_long" and fault["ctx"]["field_type"] != "Dictionary":
+        most = fault["ctx"]["max_length"]
+        return f"Input should be a list of at most {format_count(most, 'item')}"
     if kind in _NUMBERS:
         return message.partition(",")[0] + _show_number(value, whole=kind.startswith("int"))
     return message
