@@ -9,6 +9,8 @@ import pytest
 
 from tests.architecture.sources import ROOT, Source, calls, dotted, imports, sources, within
 
+pytestmark = pytest.mark.xdist_group("sources")  # parsed once
+
 Found = Iterator[tuple[str, int]]
 """(what, line)."""
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.architecture.sources import PRODUCT, ROOT, Source, imports, sources, within
 
+pytestmark = pytest.mark.xdist_group("sources")  # parsed once
+
 FIRST_PARTY = ("shared", "server", "worker", "simulation", "feddisco", "tests", "benchmarks", "experiments")
 MAY_IMPORT = {  # docs/architecture.md says the same
     "shared": ("shared",),

@@ -94,7 +94,7 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
     assert modules - counting == {name.split()[0] for name in SHORT} == set(LONG)
 
 
-QUICK = ("aggregation", "coordinator", "overhead", "polling")
+QUICK = ("aggregation", "overhead")
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_run_is_paused_resumed_and_stopped(system: Deployment, tmp_path: Path)
     assert told.startswith("feddisco: ")
     assert "enrolling" in told
     said = system.console("run", "stop", "held", "--reason", "changed our minds")
-    assert said.startswith("held is stopped.")
+    assert said == "held is stopped: changed our minds.\n"
     assert system.admin.run("held").reason == "changed our minds"
     assert system.status("held") is RunStatus.STOPPED
     assert "changed our minds" in system.console("run", "show", "held")

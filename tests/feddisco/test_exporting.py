@@ -18,6 +18,8 @@ from shared.model_files import ModelFacts
 from shared.problems import InvalidConfiguration
 from shared.tasks import load_task
 
+pytestmark = pytest.mark.xdist_group("exporting")  # imports ONNX once
+
 TABLE = {"columns": ["age", "pressure"], "target": "outcome", "mean": [50, 120], "deviation": [20, 15]}
 TASKS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "digits": ("digits", {}, None),
@@ -54,7 +56,9 @@ def run_onnx(path: Path) -> Callable[[Tensor], Tensor]:
 RUN = {"torchscript": run_torchscript, "onnx": run_onnx}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "grey" else ()) for name in TASKS]
+)
 @pytest.mark.parametrize("format", RUN)
 def test_raw_inputs_of_any_number_give_what_the_model_says(
     tmp_path: Path, name: str, format: Literal["torchscript", "onnx"]

@@ -205,7 +205,7 @@ def test_what_is_no_number_counts_as_nothing() -> None:
     assert float(flat(model).norm()) * 2 <= 1 + 1e-4
 
 
-@pytest.mark.parametrize("name", ["simple-cnn", "resnet18-gn"])
+@pytest.mark.parametrize("name", ["simple-cnn", pytest.param("resnet18-gn", marks=pytest.mark.slow)])
 def test_large_samples_are_taken_in_parts_with_the_same_sum(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

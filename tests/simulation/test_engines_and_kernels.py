@@ -19,7 +19,7 @@ from simulation.run import Results, simulate
 from tests.helpers.pictures import Pictures
 
 SLOW = [("ray", "native"), ("ray", "torch"), ("processes", "torch")]
-"""Pairs whose halves are in every run of the suite: a cluster with torch in `test_ray`."""
+"""Pairs with a cluster, which takes half a minute to start; and one whose halves other tests have."""
 PAIRS = [
     pytest.param(engine, kernels, marks=pytest.mark.slow if (engine, kernels) in SLOW else ())
     for kernels in get_args(KernelsName)

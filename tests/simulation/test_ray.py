@@ -54,8 +54,7 @@ def cluster() -> Iterator[str]:
         head.communicate()
 
 
-on_ray = [pytest.mark.usefixtures("cluster"), pytest.mark.xdist_group("ray")]
-slow_on_ray = [*on_ray, pytest.mark.slow]
+on_ray = [pytest.mark.usefixtures("cluster"), pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 
 def busy(process: psutil.Process, task: str) -> list[psutil.Process]:
@@ -101,7 +100,6 @@ class TestEngine:
         ):
             ray.get(on_a_node.remote(tmp_path / "cifar10.zip"))
 
-    @pytest.mark.slow
     def test_a_killed_process_costs_only_its_client(self, tmp_path: Path, cluster: str) -> None:
         given = config(**LONG | {"rounds": 2})
         killed: list[int] = []
@@ -121,7 +119,7 @@ class TestEngine:
 
 
 class TestSweep:
-    pytestmark = slow_on_ray
+    pytestmark = on_ray
 
     def test_as_on_this_machine_and_one_failure_stops_no_other(self, tmp_path: Path, cluster: str) -> None:
         here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
