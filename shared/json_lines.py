@@ -57,7 +57,7 @@ class FileLines:
     def read(self) -> list[dict[str, Any]]:
         with storage_errors(self._path.parent):
             try:
-                lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+                lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n")
             except FileNotFoundError:
                 return []
         return [found for line in lines if (found := parse_line(line)) is not None]

@@ -108,12 +108,13 @@ def test_a_retry_is_one_line_and_the_file_is_private(tmp_path: Path) -> None:
 def test_a_torn_line_hides_no_other_and_slots_are_listed_together(tmp_path: Path) -> None:
     slot = tmp_path / "slot-1"
     slot.mkdir()
-    line = json.dumps({"at": "2026-11-28T11:00:00+00:00", "what": "POST /x", "content": {"reason": "none"}})
-    (slot / "told.jsonl").write_text(f'{line}\n\x80\n1\n{{"at": "2026', encoding="latin-1")
+    entry = {"at": "2026-11-28T11:00:00+00:00", "what": "POST /x", "content": {"reason": "\u2028"}}
+    line = json.dumps(entry, ensure_ascii=False).encode()  # as earlier versions wrote
+    (slot / "told.jsonl").write_bytes(line + b'\n\x80\n1\n{"at": "2026')
     Told(tmp_path, lambda: NOW).record("POST /y", {"n": 3})
     Told(slot, lambda: NOW).record("POST /z", {"n": "\u00e4\u2028"})
     assert [each.split("  ")[1] for each in told_lines(tmp_path)] == [
-        "POST /x: reason none",
+        "POST /x: reason \u2028",
         "POST /y: n 3",
         "POST /z: n \u00e4\u2028",
     ]
