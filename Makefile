@@ -3,8 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# tests wait as often as they compute: two a core take half the time of one, and tests that wait have less room
-WORKERS ?= 4
+# with 4, two cores take 16 minutes, but tests that wait have less room
+WORKERS ?= 2
 FAULTS ?= 8
 # the tests start hundreds of processes: none of them is to compile the sources anew
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

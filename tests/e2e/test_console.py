@@ -89,9 +89,10 @@ def completed(system: Deployment, tmp_path_factory: pytest.TempPathFactory) -> D
     join.write_text(code[0])
     del system.processes.environment["FEDDISCO_JOIN_TOKEN"]
     part = ("--task", TASK, "--join-token-file", str(join))
+    system.start_worker("judge", *part, "--role", "evaluator")
+    system.wait_for(lambda: system.admin.run("own").enrolments, "the evaluator takes part: the run is short")
     for name in ("north", "south"):
         system.start_worker(name, *part, "--partition", "run")
-    system.start_worker("judge", *part, "--role", "evaluator")
     watched = system.console("run", "watch", "own")
     assert re.search(r"^round +2/2 +accuracy +\d+\.\d\d % ", watched, re.MULTILINE)
     return system
