@@ -94,12 +94,15 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
     assert modules - counting == {name.split()[0] for name in SHORT} == set(LONG)
 
 
-QUICK = ("aggregation", "overhead")
+def mostly_slow(cases: Iterable[tuple[str, ...]]) -> list[object]:
+    """Every run of the suite has the benchmark with the most kinds of processes, and the shortest."""
+    quick = ("overhead", "aggregation")
+    return [
+        pytest.param(*case, marks=() if case[0] in quick else pytest.mark.slow, id=case[0]) for case in cases
+    ]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SHORT]
-)
+@pytest.mark.parametrize("name", mostly_slow((name,) for name in SHORT))
 def test_the_short_form_gives_the_numbers(tmp_path: Path, name: str) -> None:
     with benchmark(tmp_path, name) as started:
         assert started.wait() == 0, started.output
@@ -115,14 +118,6 @@ CUT_SHORT = re.compile(
     r"(?:  .*\n)+EOFError: Ran out of input\n"
 )
 """What Python prints of a pool's process that was still being started when its parent ended."""
-
-
-def mostly_slow(cases: Iterable[tuple[str, ...]]) -> list[object]:
-    """Of each way to end, every run of the suite has the benchmark with the most kinds of processes."""
-    quick = ("overhead", "aggregation")
-    return [
-        pytest.param(*case, marks=() if case[0] in quick else pytest.mark.slow, id=case[0]) for case in cases
-    ]
 
 
 @pytest.mark.parametrize("name", mostly_slow((name,) for name in LONG))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,14 @@ def test_a_worker_is_killed_while_it_trains(system: Deployment, tmp_path: Path) 
     config = run_config("training", **longer)
     system.create(config)
     victim = "site-1"
-    caught = next((n for n in (1, 2) if kill_in_round(system, "training", n, victim)), None)
-    assert caught is not None, "the worker always had uploaded already when it was looked at"
+    kill_in_one_of(system, "training", (1, 2), victim)
     system.start_again(victim)
     assert system.digest("training") == simulated(config, tmp_path)
+
+
+def kill_in_one_of(system: Deployment, run: str, rounds: Sequence[int], victim: str) -> None:
+    caught = any(kill_in_round(system, run, number, victim) for number in rounds)
+    assert caught, "the worker always had uploaded already when it was looked at"
 
 
 def kill_in_round(system: Deployment, run: str, number: int, victim: str) -> bool:
@@ -111,8 +116,7 @@ def test_models_travel_while_a_worker_and_coordinators_are_killed(system: Deploy
     config = run_config("travels", **(KILLED | {"algorithm": "fedavgm", "average_every": 3, "rounds": 5}))
     system.create(config)
     victim = "site-1"
-    caught = next((n for n in (2, 4, 5) if kill_in_round(system, "travels", n, victim)), None)
-    assert caught is not None, "the worker always had uploaded already when it was looked at"
+    kill_in_one_of(system, "travels", (2, 4, 5), victim)
     for name in list(system.urls):
         system.kill(name)
         system.start_coordinator(name)
