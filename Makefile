@@ -3,15 +3,15 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# with 4, two cores take 16 minutes, but tests that wait have less room
-WORKERS ?= 2
+WORKERS ?= 3
+OFTEN := not compose and not chaos and not faults and not slow
 FAULTS ?= 8
 # the tests start hundreds of processes: none of them is to compile the sources anew
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 TEST := OMP_NUM_THREADS=1 $(PYTEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-slow test-gpu test-compose test-chaos test-faults coverage lint format bench lock clean
+.PHONY: help env demo test test-long test-fast test-slow test-gpu test-compose test-chaos test-faults coverage lint format bench lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 22
@@ -19,13 +19,17 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## train a federated model on this machine, with a status page (about ten seconds); SECURE=1: by secure sums
 	@$(BIN)/python -m feddisco demo $(if $(PORT),--port $(PORT)) $(if $(SECURE),--secure)
 
-test: $(VENV)/.dev ## everything that CI runs: lint, types, tests on SQLite and PostgreSQL, browser, end to end
+test: $(VENV)/.dev ## lint, types, and nearly all tests, on SQLite and PostgreSQL: about ten minutes on two cores
 	@tools/system-packages.sh
 	@$(MAKE) --no-print-directory lint
-	@$(TEST) -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow" $(PYTEST_ARGS)
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m "$(OFTEN) and not long" $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.dev ## the quick half: no browser, no processes
-	@$(TEST) -n $(WORKERS) -m "not compose and not chaos and not faults and not slow and not browser and not e2e" $(PYTEST_ARGS)
+test-long: $(VENV)/.dev ## the rest of what CI runs: the browser, most real processes, whatever takes long
+	@tools/system-packages.sh
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m "$(OFTEN) and long" $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.dev ## what of that needs neither a browser nor processes, without lint
+	@$(TEST) -n $(WORKERS) -m "$(OFTEN) and not long and not browser and not e2e" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## what takes minutes: Ray, interrupted benchmarks, further kills and demos
 	@$(TEST) -n $(WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
@@ -43,7 +47,7 @@ test-faults: $(VENV)/.dev ## random faults in real processes on both databases, 
 	@$(TEST) tests/faults -m faults --faults $(FAULTS) $(PYTEST_ARGS)
 
 coverage: $(VENV)/.dev ## branch coverage of what every model depends on, and the lines that no test reaches
-	@$(TEST) -n $(WORKERS) --dist loadgroup -m "not compose and not chaos and not faults and not slow and not browser and not e2e" \
+	@$(TEST) -n $(WORKERS) --dist loadgroup -m "$(OFTEN) and not browser and not e2e" \
 		--cov --cov-report= $(PYTEST_ARGS)
 	@for part in shared server/lifecycle server/runs; do echo "$$part"; $(BIN)/coverage report --include="$$part/*" || exit 1; done
 

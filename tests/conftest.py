@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -34,6 +35,15 @@ def pytest_configure() -> None:
     """
     os.environ["SSL_CERT_FILE"] = str(ROOT / "tests" / "fixtures" / "nobodys-authority.pem")
     os.environ.pop("SSL_CERT_DIR", None)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all that they import stay to the end: looked through again and again, they took
+    an eighth of the processor time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.marked_process import MarkedProcess, running_module
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {

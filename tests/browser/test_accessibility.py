@@ -20,7 +20,7 @@ from tests.browser.serving import Served, prepare_coordinator, serve
 from tests.browser.test_acting_in_browser import FORMS, sign_in
 from tests.browser.test_pages_in_browser import PAGES, page_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.xdist_group("browser")]
 
 LOOKS: dict[str, tuple[dict[str, Any], Any]] = {
     "screen": ({"width": 1280, "height": 900}, "light"),

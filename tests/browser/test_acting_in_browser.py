@@ -15,7 +15,7 @@ from tests.browser.conftest import NOW
 from tests.browser.serving import ADMIN_TOKEN, Served, prepare_coordinator, serve
 from tests.browser.test_pages_in_browser import page_of, sticking_out
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.xdist_group("browser")]
 
 FORMS = {
     "sign in": "/sign-in",

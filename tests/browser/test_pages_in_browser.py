@@ -13,7 +13,7 @@ from tests.browser.fonts import FONTS
 from tests.browser.seed import EVALUATOR, LESIONS, SITES, enrolling_run, lengthen, token_of
 from tests.browser.serving import Served, free_port, prepare_coordinator, serve
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.xdist_group("browser")]
 
 PAGES = {
     "runs": "/",

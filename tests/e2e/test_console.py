@@ -14,7 +14,7 @@ from shared.schemas import RunStatus
 from shared.wire.digests import digest_of
 from tests.helpers.processes import Deployment, deployment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 
 OWN_TASK = '''
 """Two blobs of points, as a site might have written its own task."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.marked_process import MarkedProcess, running_module
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
 
 
 def demo(folder: Path, *arguments: str) -> AbstractContextManager[MarkedProcess]:

@@ -55,6 +55,7 @@ def test_nobody_is_killed(system: Deployment, undisturbed: str) -> None:
     assert system.digest("calm") == undisturbed
 
 
+@pytest.mark.long
 def test_coordinators_are_killed_while_they_aggregate(system: Deployment, undisturbed: str) -> None:
     names = list(system.urls)
     for name in names:
@@ -72,6 +73,7 @@ def test_coordinators_are_killed_while_they_aggregate(system: Deployment, undist
     assert system.digest("aggregating") == undisturbed
 
 
+@pytest.mark.long
 def test_a_worker_is_killed_while_it_trains(system: Deployment, tmp_path: Path) -> None:
     """It trains for seconds: on a machine with much else to do it is looked at late."""
     longer = KILLED | {"rounds": 2, "local": {"steps": 1500, "batch_size": 16, "learning_rate": 0.01}}
@@ -176,6 +178,7 @@ def test_service_and_simulation(kind: str, with_every_kind: Deployment, tmp_path
 # ---------------------------------------------------------------- two coordinators
 
 
+@pytest.mark.long
 def test_what_one_coordinator_commits_wakes_the_other_ones_clients(on_postgres: Deployment) -> None:
     """Shorter than the 8 seconds after which a poll looks again by itself: only the relay can answer it."""
     wait = 6.0

@@ -24,6 +24,7 @@ from tests.helpers.processes import Deployment, run_config
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.timeout(400),
     pytest.mark.xdist_group("secure-service"),
     pytest.mark.usefixtures("one_thread"),

@@ -12,7 +12,7 @@ import trustme
 
 from tests.helpers.processes import Deployment, deployment, run_config
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 
 
 @pytest.fixture

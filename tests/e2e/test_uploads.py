@@ -16,7 +16,7 @@ from shared.schemas import InitialBlob, RunRequest, RunStatus, TensorSpec
 from tests.helpers.live_coordinator import CLASSES, MANIFEST, TASK, ManualClient, file_of, sha256, tensors
 from tests.helpers.processes import Deployment, deployment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("outside")]
 
 ATTACKS = {
     "truncated": file_of(1.0)[:-1],

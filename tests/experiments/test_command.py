@@ -17,6 +17,7 @@ def call(*arguments: str) -> tuple[int, str, BaseException | None]:
     return answer.exit_code, answer.output, answer.exception
 
 
+@pytest.mark.long
 def test_a_report_of_the_bound(tmp_path: Path) -> None:
     code, said, _ = call(
         "theory", "--report-only", "--results", str(tmp_path), "--docs", str(tmp_path / "docs")

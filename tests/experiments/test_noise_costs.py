@@ -29,6 +29,7 @@ def test_noised_answers_differ_and_stay_in_the_range() -> None:
     assert all(0 <= value <= 1.3863 for value in told)
 
 
+@pytest.mark.long
 def test_the_noise_matters_less_at_larger_sites() -> None:
     small, large = (fmean(weight_changes(size, 1.0, draws=30)) for size in (30, 10_000))
     assert large < 0.1 * small

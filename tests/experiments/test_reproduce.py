@@ -191,6 +191,7 @@ def test_what_only_a_service_heeds_does_not_make_another_run(tmp_path: Path) -> 
         simulate(config.model_copy(update={"seed": 7}), source=None, out=out, say=lambda line: None)
 
 
+@pytest.mark.long
 def test_the_committed_pages_say_what_the_committed_results_say(tmp_path: Path) -> None:
     """No number in docs/results that is not in experiments/results; make it so with --report-only."""
     results = tables.HERE / "results"

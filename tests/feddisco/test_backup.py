@@ -28,6 +28,8 @@ from tests.helpers.live_coordinator import (
     sha256,
 )
 
+pytestmark = pytest.mark.long
+
 
 def start_run(at: Live) -> list[ManualClient]:
     """The first of two rounds is completed, one update of the second is in."""

@@ -18,7 +18,7 @@ from shared.model_files import ModelFacts
 from shared.problems import InvalidConfiguration
 from shared.tasks import load_task
 
-pytestmark = pytest.mark.xdist_group("exporting")  # imports ONNX once
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("exporting")]  # imports ONNX once
 
 TABLE = {"columns": ["age", "pressure"], "target": "outcome", "mean": [50, 120], "deviation": [20, 15]}
 TASKS: dict[str, tuple[str, dict[str, Any], str | None]] = {

@@ -122,6 +122,7 @@ def request_of(at: Live) -> RunRequest:
     return RunRequest(config=RunConfig.model_validate(SMALL))
 
 
+@pytest.mark.long
 def test_the_example_notebook_runs() -> None:
     notebook = nbformat.read(ROOT / "docs" / "example.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(ROOT)}}).execute()

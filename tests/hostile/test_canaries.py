@@ -240,6 +240,7 @@ def everything(at: Live, folder: Path, log: str) -> Iterator[tuple[str, bytes]]:
         yield address, at.admin.get(f"{at.url}{address}", timeout=60).content
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tell", ["sentences", pytest.param("full", marks=pytest.mark.slow)])
 def test_no_word_of_a_site_reaches_the_coordinator(

@@ -277,6 +277,7 @@ print((peak() - before) / (4 * count))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak resident memory from /proc")
 def test_forty_updates_take_less_memory_than_four_models(tmp_path: Path) -> None:
     """In a process of its own, with 8 MB a model; forty mapped files at once would be forty models."""

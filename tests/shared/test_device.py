@@ -41,6 +41,7 @@ def test_the_pages_description_tells_the_threads() -> None:
     assert describe(torch.device("cpu")) == ("cpu (1 thread)" if number == 1 else f"cpu ({number} threads)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 3])
 def test_several_threads_take_tiny_numbers_for_zero(threads: int) -> None:
     """In a process of its own: threads that PyTorch has already would not heed it."""

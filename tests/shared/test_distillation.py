@@ -109,6 +109,7 @@ def flat(model: nn.Linear) -> Array:
     return np.hstack([weight, bias[:, None]])
 
 
+@pytest.mark.long
 def test_it_comes_nearer_to_the_ensemble_and_ends_when_it_comes_no_nearer(tmp_path: Path) -> None:
     paths, teachers = files(tmp_path)
     _, how = distiller(steps=5000, patience=200, learning_rate=0.05).distil(

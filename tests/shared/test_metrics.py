@@ -34,6 +34,7 @@ def said() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(logits).softmax(dim=1).float(), torch.tensor(targets)
 
 
+@pytest.mark.long
 def test_over_all_classes(said: tuple[torch.Tensor, torch.Tensor]) -> None:
     probabilities, targets = said
     scores, truth, guesses = probabilities.numpy(), targets.numpy(), probabilities.argmax(dim=1).numpy()
@@ -124,6 +125,7 @@ def configure(**fields: Any) -> dict[str, Any]:
     return {"name": "scored", "task": "digits", "rounds": 2, "partition": "iid:2", "local": local, **fields}
 
 
+@pytest.mark.long
 def test_a_simulation_has_them_in_its_lines_and_goes_by_them(tmp_path: Path) -> None:
     asked = {
         "metrics": ["macro_f1", "sensitivity:7", "confusion_matrix"],

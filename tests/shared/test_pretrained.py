@@ -28,7 +28,7 @@ from shared.training.private import KEY_BYTES, NoiseStream, PrivateGradients, Pr
 from shared.wire.tensors import load_into, manifest_of, state_of
 from tests.helpers.tiny_transformers import TextKind, make_text_base, make_vit_base, write_texts
 
-pytestmark = pytest.mark.xdist_group("transformers")  # imported once
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("transformers")]  # imported once
 
 OTHERS: tuple[TextKind, ...] = ("roberta", "distilbert", "gpt2")
 LORA = {"rank": 4, "alpha": 16}

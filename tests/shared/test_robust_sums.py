@@ -203,6 +203,7 @@ def test_a_rule_of_vectors_says_what_each_update_counts_for(files: Files) -> Non
     assert files.aggregate("median", rule=MedianRule()).shares is None
 
 
+@pytest.mark.long
 def test_slices_keep_memory_bounded(tmp_path: Path) -> None:
     """Eight updates of 16 MB side by side would be 256 MB as float64, and sorting several times that."""
     spec = TensorSpec(name="large", shape=(4_000_000,), dtype="F32")

@@ -440,6 +440,7 @@ def test_cinic10_as_published(tmp_path: Path) -> None:
         assert task.load(split, written(tmp_path, files), 0).targets.tolist() == [3, 9]
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_the_real_cifar10_archive(data_folder: Path) -> None:
     examples = load_task("cifar10").load("test", data_folder / "cifar10-jpeg.zip", 0)

@@ -33,6 +33,7 @@ def run(out: Path, config: RunConfig, **arguments: Any) -> tuple[str, list[dict[
     return digest, [line for line in lines if line["kind"] == "round"]
 
 
+@pytest.mark.long
 def test_over_processes_and_gone_on_with_the_same_bits(tmp_path: Path) -> None:
     whole, rounds = run(tmp_path / "whole.jsonl", configure())
     assert [line["distilled"]["steps"] for line in rounds] == [20, 20]

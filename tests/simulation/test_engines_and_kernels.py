@@ -18,10 +18,15 @@ from simulation.results import MadeWith, commit, made_with
 from simulation.run import Results, simulate
 from tests.helpers.pictures import Pictures
 
-SLOW = [("ray", "native"), ("ray", "torch"), ("processes", "torch")]
-"""Pairs with a cluster, which takes half a minute to start; and one whose halves other tests have."""
+LATER = {
+    ("ray", "native"): pytest.mark.slow,
+    ("ray", "torch"): pytest.mark.slow,
+    ("processes", "torch"): pytest.mark.slow,
+    ("processes", "native"): pytest.mark.long,
+}
+"""Pairs with a cluster, which takes half a minute to start; those of processes, one of which is enough."""
 PAIRS = [
-    pytest.param(engine, kernels, marks=pytest.mark.slow if (engine, kernels) in SLOW else ())
+    pytest.param(engine, kernels, marks=LATER.get((engine, kernels), ()))
     for kernels in get_args(KernelsName)
     for engine in get_args(EngineName)
 ]
@@ -96,6 +101,7 @@ def written_by_an_old_version(out: Path, engine: str, kernels: KernelsName) -> N
     Results(out).rewrite([first, *others])
 
 
+@pytest.mark.long
 def test_a_file_of_the_engine_native_is_one_of_native_kernels(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     written_by_an_old_version(out, "native", "native")

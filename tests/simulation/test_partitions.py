@@ -94,6 +94,7 @@ def writers(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_client_is_a_writer_whichever_engine_trains_it(tmp_path: Path) -> None:
     source, cache = writers(tmp_path / "data"), tmp_path / "cache"
     given = config(task="femnist", partition="by-key:3", local={"steps_range": (1, 4), "batch_size": 8})

@@ -136,6 +136,7 @@ def test_rounds_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
     assert out.read_bytes() == before
 
 
+@pytest.mark.long
 def test_several_processes_give_the_same_models(tmp_path: Path) -> None:
     one = run(config(rounds=2), tmp_path / "one.jsonl")
     assert run(config(rounds=2), tmp_path / "two.jsonl", processes=2) == one
@@ -189,6 +190,7 @@ def test_a_configuration_that_cannot_be_simulated(
         run(config(**changes), tmp_path / "r.jsonl")
 
 
+@pytest.mark.long
 def test_going_on_after_kill_9(tmp_path: Path) -> None:
     """Killed between two rounds or within one, wherever it happens to be after the second."""
     given = config(rounds=8, local={"steps": 40, "batch_size": 16, "learning_rate": 0.05})
@@ -247,6 +249,7 @@ def test_it_stops_when_nothing_becomes_better_and_keeps_the_best(tmp_path: Path)
     assert run(given, out) == digest
 
 
+@pytest.mark.long
 def test_secure_sums_give_the_same_bits_in_every_process_and_nearly_the_clear_model(tmp_path: Path) -> None:
     """Fixed point of 64 bits and what the service will unmask; clients that drop in and out are drawn."""
     disco = {"kind": "disco", "normalise": "all_clients", "on_all_zero": "raise"}

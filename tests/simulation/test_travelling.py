@@ -143,6 +143,7 @@ def test_the_result_says_who_began_from_whose_model(tmp_path: Path) -> None:
     assert all(line["accuracy"] is not None for line in lines), "what the models average to is scored"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("fedopt", marks=pytest.mark.slow)])
 def test_an_interrupted_run_gives_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     """After each round all is built anew from the folder, which holds no more than is needed."""

@@ -79,6 +79,7 @@ def test_in_a_round_that_only_measures_nothing_is_learned_or_remembered(kind: st
         assert trained["weights"] != by_sizes
 
 
+@pytest.mark.long
 def test_over_processes_the_same_bits(tmp_path: Path) -> None:
     """Losses travel."""
     config = configure("feddgga")

@@ -45,6 +45,7 @@ def judge(at: Live, folder: Path, **more: Any) -> Member:
     return worker(at, folder, "judge", role="evaluator", partition="run", **more)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fields",
     [

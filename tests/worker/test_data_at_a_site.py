@@ -350,6 +350,7 @@ def test_d6_a_run_is_left_by_a_command(at: Live, tmp_path: Path) -> None:
     revoke(at, member)
 
 
+@pytest.mark.long
 def test_d6_files_that_are_none_of_the_examples_change_nothing(at: Live, tmp_path: Path) -> None:
     """Like the worker's own state, where somebody has put it beside the data."""
     data = waiting_run(at, tmp_path)
@@ -364,6 +365,7 @@ def test_d6_files_that_are_none_of_the_examples_change_nothing(at: Live, tmp_pat
     assert member.log.count("told d = ") == 1
 
 
+@pytest.mark.long
 def test_d6_changed_data_in_a_secure_run_after_its_sums(at: Live, tmp_path: Path) -> None:
     """The coordinator knows no site's number: whether it is the same, the site remembers by itself."""
     local = {"steps": 1, "batch_size": 8}

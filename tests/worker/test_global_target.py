@@ -57,6 +57,7 @@ def test_it_is_the_sum_of_all_labels_and_the_simulations_model(on_both: Live, tm
     assert not (tmp_path / "site-0" / "label-sums.json").exists(), "what a run deals is nobody's secret"
 
 
+@pytest.mark.long
 def test_who_joins_late_changes_no_sum_and_trains_by_the_target_of_the_others(
     at: Live, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_who_joins_late_changes_no_sum_and_trains_by_the_target_of_the_others(
     assert "own weight" in crew[0].log
 
 
+@pytest.mark.long
 def test_labels_are_summed_over_the_same_sites_only(at: Live, tmp_path: Path) -> None:
     """A second run with one site more would tell that site's labels by the difference of the two sums."""
     shares = {"partition": "iid:4"}

@@ -187,6 +187,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted((path for path in parent.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
 
 
+@pytest.mark.long
 def test_a_kill_between_any_two_steps_leaves_round_2_whole_or_not_begun(killed: list[Path]) -> None:
     whole = []
     for folder in killed:

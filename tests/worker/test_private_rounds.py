@@ -185,6 +185,7 @@ def declined(at: Live, run: str, client: str) -> str:
     return str(rows[0]["reason"] or "") if rows and rows[0]["status"] == "declined" else ""
 
 
+@pytest.mark.long
 def test_secure_sums_of_private_updates(at: Live, tmp_path: Path) -> None:
     create(at, **PRIVATE | {"secure": {}, "min_clients": 3, "rounds": 1})
     crew = [worker(at, tmp_path, f"site-{i}", partition="iid:3", index=i) for i in range(3)]
@@ -193,6 +194,7 @@ def test_secure_sums_of_private_updates(at: Live, tmp_path: Path) -> None:
     assert [entry["rounds"] for entry in spent(tmp_path / "site-0")] == [1]
 
 
+@pytest.mark.long
 def test_a_worker_killed_while_it_trains_has_counted_the_round(at: Live, tmp_path: Path) -> None:
     task = "tests.helpers.own_tasks:Slow"
     create(

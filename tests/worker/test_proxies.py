@@ -93,6 +93,7 @@ def test_an_upload_that_is_reset_now_and_then_arrives(at: Live, tmp_path: Path) 
 # ---------------------------------------------------------------- a poll that is cut
 
 
+@pytest.mark.long
 def test_a_proxy_that_cuts_idle_requests_shortens_the_wait_by_itself(at: Live, tmp_path: Path) -> None:
     create(at, min_clients=2, rounds=1, weighting={"kind": "sizes"})
     with proxy(at.url, idle_seconds=3.2) as url:  # longer than any other request takes
@@ -215,6 +216,7 @@ def test_a_web_proxy_that_asks_for_a_password(monkeypatch: pytest.MonkeyPatch) -
             assert "a web proxy asks for a name and a password (407)" in sentence
 
 
+@pytest.mark.long
 def test_a_coordinator_that_asks_to_wait_is_waited_for(at: Live, tmp_path: Path) -> None:
     """429 costs no attempt, whatever it answers."""
     asked: list[str] = []

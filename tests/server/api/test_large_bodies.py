@@ -87,6 +87,7 @@ def test_in_chunks_or_after_a_pause_it_comes_as_well(opened: Opener) -> None:
     assert stored(at, other)
 
 
+@pytest.mark.long
 def test_who_sends_slowly_is_in_time_and_who_stops_is_not(opened: Opener) -> None:
     at = opened(stall_seconds=3.0)
     slow = BODY[: LARGE_BYTES + 400_000]

@@ -318,6 +318,7 @@ def test_a_signal_is_a_clean_end_also_for_those_who_wait(start: Callable[..., Pr
     assert not any(token in line for line in running.lines)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_a_second_coordinator_on_a_sqlite_database_does_not_start_until_the_first_is_killed(
     start: Callable[..., Process],

@@ -41,6 +41,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     coordinator.close()
 
 
+@pytest.mark.long
 def test_answers_are_as_documented(document: Any) -> None:
     operations = [found.ok() for found in document.get_all_operations()]
     checked = [operation for operation in operations if not operation.path.endswith(ENDLESS)]

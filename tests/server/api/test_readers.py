@@ -193,6 +193,7 @@ def variants(path: str) -> list[str]:
     return [path, *(path + query for query in more.get(path, [])), *second, *other]
 
 
+@pytest.mark.long
 def test_no_reader_learns_of_others_what_is_not_its_own(story: Story) -> None:
     assert len(story.planted) > 15, story.planted
     assert all(any(text in value for value in story.planted) for text in PLANTED_TEXTS)

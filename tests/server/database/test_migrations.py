@@ -92,6 +92,7 @@ def test_a_schema_of_a_newer_program_is_refused(engine: sa.Engine) -> None:
     assert "newer version" in caught.value.hint
 
 
+@pytest.mark.long
 def test_processes_that_migrate_at_the_same_time_wait_for_one_another(empty_database_url: str) -> None:
     program = "import sys; from server.database.migrations import upgrade; upgrade(sys.argv[1])"
     command = [sys.executable, "-W", "error", "-c", program, empty_database_url]

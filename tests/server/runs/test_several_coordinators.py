@@ -18,6 +18,8 @@ from server.wakeups.postgres import PostgresRelay
 from tests.helpers.databases import Postgres
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
 
+pytestmark = pytest.mark.long
+
 SOON = 5.0
 """Seconds: a look at what others do, and what a busy machine adds."""
 LATEST = 12.0
