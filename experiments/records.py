@@ -15,7 +15,7 @@ from typing import Any
 from shared.config import RunConfig
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
-from simulation.results import Results, made_with, same_results
+from simulation.results import Results, config_of, made_with, same_results
 
 __all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
 
@@ -87,11 +87,16 @@ def read_curve(path: Path, config: RunConfig | None = None) -> Curve | None:
     if not lines:
         return None
     header = lines[0]
-    ran = RunConfig.model_validate(header["config"])
+    ran = config_of(lines, path)
     if config is not None and not same_results(ran.model_copy(update={"name": config.name}), config):
         raise InvalidConfiguration(
             f"{path} holds the results of another configuration than the table's.",
             hint="The table was changed after the run: remove the file to run it anew.",
+        )
+    if "categories" not in header:
+        raise InvalidConfiguration(
+            f"{path} is a simulation's own result file, not the short form of one.",
+            hint="`feddisco reproduce` keeps these in results/.work and writes the short form.",
         )
     rounds = tuple(_round(line) for line in lines if line["kind"] == "round")
     return Curve(ran, header["versions"], _made_with(header), tuple(header["categories"]), rounds)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.scores import rank
-from simulation.results import Results
+from simulation.results import Results, config_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,16 +75,10 @@ def read_results(path: Path) -> ResultFile:
     """Raises InvalidConfiguration for what is no result file."""
     if not path.exists():
         raise InvalidConfiguration(f"There is no file or folder {path}.")
-    try:
-        lines = Results(path).lines()
-        config = RunConfig.model_validate(lines[0]["config"])
-    except LookupError:  # no line of JSON, or one of something else
-        raise InvalidConfiguration(
-            f"{path} is no result file of a simulation.",
-            hint="`feddisco simulate` and `feddisco sweep` write them.",
-        ) from None
-    except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise InvalidConfiguration(f"{path} is no result file of a simulation: {error}.") from None
+    lines = Results(path).lines()
+    if not lines:
+        raise InvalidConfiguration(f"{path} has no line yet.", hint="Its run has only just begun, or failed.")
+    config = config_of(lines, path)
     rounds = tuple(line for line in lines if line["kind"] == "round")
     return ResultFile(config.name, config.seed, dict(_flatten(config.model_dump(mode="json"))), rounds)
 

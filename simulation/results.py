@@ -6,14 +6,17 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
-from shared.config import RunConfig
+from shared.config import RunConfig, describe_faults
 from shared.device import describe
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
@@ -31,6 +34,7 @@ __all__ = [
     "check_same",
     "checkpoint_of",
     "commit",
+    "config_of",
     "has_kernels_of_here",
     "header",
     "is_longer",
@@ -50,6 +54,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "torchvision", "numpy", "safetensors")
 
 
+BEGINNING = b'{"kind": "run", '
+"""Of every result file."""
+
+
 @dataclass(frozen=True)
 class Results:
     """A result file: appended line by line, each written whole."""
@@ -57,19 +65,46 @@ class Results:
     path: Path
 
     def lines(self) -> list[dict[str, Any]]:
-        """What is there; a last line that a crash cut short does not count."""
+        """What is there, the run's line first; a last line that a crash cut short does not count.
+
+        Raises:
+            InvalidConfiguration: it is another kind of file, or damaged before its last line.
+        """
         if not self.path.exists():
             return []
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+        if self.path.is_dir():
+            raise self._no_result_file()
+        content = self.path.read_bytes()
+        *whole, last = content.split(b"\n")
+        found = [self._read(number, line) for number, line in enumerate(whole, start=1)]
+        with suppress(ValueError):
+            found.append(json.loads(last))
+        if not found and not (content.startswith(BEGINNING) or BEGINNING.startswith(content)):
+            raise self._no_result_file()
+        if found and not _is_of_a_run(found):
+            raise self._no_result_file()
         return found
+
+    def _read(self, number: int, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except ValueError:
+            if number == 1:
+                raise self._no_result_file() from None
+            raise InvalidConfiguration(
+                f"{self.path} is damaged: line {number} is no JSON.",
+                hint="Restore the file from a copy, or remove it to run it anew.",
+            ) from None
+
+    def _no_result_file(self) -> InvalidConfiguration:
+        return InvalidConfiguration(
+            f"{self.path} is no result file of a simulation.",
+            hint="`feddisco simulate` and `feddisco sweep` write them.",
+        )
 
     def rewrite(self, lines: list[dict[str, Any]]) -> None:
         """Keep only these lines (a crash left more, or less, than the checkpoint)."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(line) + "\n" for line in lines)
         replace_file(self.path, text.encode(), durable=False)
 
@@ -77,6 +112,26 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _is_of_a_run(lines: list[Any]) -> bool:
+    kinds = [line.get("kind") if isinstance(line, dict) else None for line in lines]
+    return None not in kinds and kinds[0] == "run" and isinstance(lines[0].get("config"), dict)
+
+
+def config_of(lines: Sequence[Mapping[str, Any]], path: Path) -> RunConfig:
+    """The configuration with which the result file ``path`` was begun, of which these are the ``lines``.
+
+    Raises:
+        InvalidConfiguration: this version cannot read it.
+    """
+    try:
+        return RunConfig.model_validate(lines[0]["config"])
+    except ValidationError as error:
+        raise InvalidConfiguration(
+            f"{path} was begun with a configuration that this version cannot read: {describe_faults(error)}",
+            hint="Use the version that wrote the file, or give another one.",
+        ) from None
 
 
 def header(
@@ -146,7 +201,7 @@ def check_same(
     """Refuse to go on with another run's file; the engine may change, since it changes no bit."""
     if not lines:
         return
-    begun_with = RunConfig.model_validate(lines[0].get("config"))
+    begun_with = config_of(lines, out)
     if not same_results(begun_with, config) and not is_longer(config, begun_with):
         raise InvalidConfiguration(
             f"{out} holds the results of another configuration.",

@@ -38,6 +38,7 @@ from simulation.results import (
     check_kernels,
     check_same,
     checkpoint_of,
+    config_of,
     header,
     is_longer,
     same_results,
@@ -142,7 +143,7 @@ class Simulation:
 
     def _is_longer(self, lines: list[dict[str, Any]]) -> bool:
         """Whether it asks for more rounds than the file was begun with."""
-        return bool(lines) and is_longer(self._config, RunConfig.model_validate(lines[0]["config"]))
+        return bool(lines) and is_longer(self._config, config_of(lines, self._results.path))
 
     @property
     def digest(self) -> str:
@@ -218,7 +219,7 @@ class Simulation:
             first = lines[0] | {"config": self._config.model_dump(mode="json")}
             self._results.rewrite([first if self._is_longer(lines) else lines[0], *rounds])
         else:
-            self._results.append(header(self._config, setup.engine, setup.kernels, setup.device))
+            self._results.rewrite([header(self._config, setup.engine, setup.kernels, setup.device)])
 
     def _make_federation(self, folder: Path, scores: Mapping[int, Metrics]) -> Federation:
         """What an experiment with other clients overrides."""

@@ -179,6 +179,9 @@ def test_a_longer_result_is_never_replaced_by_a_shorter_one(tmp_path: Path) -> N
     assert (publish(work, target), target.read_bytes()) == (3, before)
     target.unlink()
     assert (publish(work, target), rounds_in(target)) == (2, 2)
+    target.write_bytes(work.read_bytes())
+    with pytest.raises(InvalidConfiguration, match="is a simulation's own result file, not the short form"):
+        read_curve(target, run.config)
 
 
 def test_what_only_a_service_heeds_does_not_make_another_run(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from feddisco.result_tables import read_results
 from shared.config import RunConfig, StopWhen
 from shared.problems import InvalidConfiguration
 from simulation.engines import EngineName
@@ -173,6 +174,65 @@ def test_another_configuration_in_the_same_file_is_refused(tmp_path: Path) -> No
     with pytest.raises(InvalidConfiguration, match=r"r\.jsonl holds the results of another configuration"):
         run(config(rounds=1, seed=1), out)
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# notes of mine\n",
+        b"without a line's end",
+        b"\n",
+        b"\x80\xff\x00",
+        b"{}\n",
+        b"5\n",
+        b"null\n",
+        b'["kind"]\n',
+        b'{"kind": "round"}\n',
+        b'{"kind": "run", "config": 5}\n',
+        b'{"kind": "run", "config": {}}\n{}\n',
+    ],
+)
+def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "mine"
+    out.write_bytes(content)
+    for reader in (lambda: run(config(rounds=1), out), lambda: read_results(out)):
+        with pytest.raises(InvalidConfiguration, match="mine is no result file of a simulation"):
+            reader()
+    assert out.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_and_a_configuration_of_another_version_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="is no result file"):
+        run(config(rounds=1), tmp_path)
+    out = tmp_path / "r.jsonl"
+    run(config(rounds=1), out)
+    out.write_bytes(out.read_bytes().replace(b'"rounds": 1', b'"rounds": 1, "from_the_future": 1', 1))
+    before = out.read_bytes()
+    for reader in (lambda: run(config(rounds=1), out), lambda: read_results(out)):
+        with pytest.raises(InvalidConfiguration, match="this version cannot read: from_the_future"):
+            reader()
+    assert out.read_bytes() == before
+
+
+def test_a_damaged_line_is_named_and_no_later_one_forgotten(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    run(config(), out)
+    first, second, *others = out.read_bytes().splitlines(keepends=True)
+    damaged = b"".join((first, second[: len(second) // 2], b"\n", *others))
+    out.write_bytes(damaged)
+    with pytest.raises(InvalidConfiguration, match=r"r\.jsonl is damaged: line 2 is no JSON"):
+        run(config(), out)
+    assert out.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 300])
+def test_a_first_line_that_a_crash_cut_short_is_written_anew(tmp_path: Path, length: int) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "r.jsonl"
+    digest = run(config(rounds=1), whole)
+    out.write_bytes(whole.read_bytes()[:length])
+    assert run(config(rounds=1), out) == digest
+    assert timeless(out) == timeless(whole)
 
 
 @pytest.mark.parametrize(
