@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from server.lifecycle.events import (
     AggregationFinished,
     ClientEnrolled,
@@ -31,10 +29,9 @@ from shared.aggregation.round_end import Arrived, RoundResult, Start, close_roun
 from shared.aggregation.shadows import Shadow, ShadowMaker
 from shared.aggregation.travelling import TravellingRound, close_travelling_round
 from shared.algorithms.base import UpdateInfo
-from shared.config import Frozen
 from shared.discrepancy import discrepancy
 from shared.features import check_features
-from shared.files import remove_partial, replace_file
+from shared.files import remove_partial
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role, RunStatus
 from shared.scores import find_score, name_score
@@ -43,6 +40,7 @@ from shared.travelling_checks import check_travelling
 from shared.weightings import Contribution, find_refusal, load_weighting
 from shared.weightings.base import Need
 from shared.wire.tensors import state_of
+from simulation.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from simulation.jobs import Job
 from simulation.travels import Dealt, TravellingFile, Travels, deal_files
 
@@ -58,9 +56,7 @@ if TYPE_CHECKING:
     from simulation.engines import Engine
     from simulation.jobs import ClientResult
 
-__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Federation", "RoundOutcome", "TimedShadow"]
-
-CHECKPOINT_FILE = "checkpoint.json"
+__all__ = ["Federation", "RoundOutcome", "TimedShadow"]
 
 START = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 """The simulation's clock stands still: no deadline ever passes."""
@@ -86,24 +82,6 @@ class TimedShadow:
 
     shadow: Shadow
     seconds: float
-
-
-class Checkpoint(Frozen):
-    """Where the run stands, as names of files in its folder; replaced whole after every round."""
-
-    completed: int = 0
-    model: str
-    broadcast: str | None = None
-    private: str | None = None
-    kept: dict[int, str] = Field(default_factory=dict)
-    took_part: tuple[int, ...] | None = Field(None, description="clients of which an update counted")
-    memory: dict[str, dict[int, float]] = Field(default_factory=dict, description="the weighting's")
-    travelling: tuple[TravellingFile, ...] = Field((), description="since the last average, which is `model`")
-
-    @property
-    def names(self) -> set[str]:
-        names = (self.model, self.broadcast, self.private, *self.kept.values())
-        return {name for name in names if name} | {model.file for model in self.travelling}
 
 
 class Federation:
@@ -134,7 +112,7 @@ class Federation:
         self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config, masked=False))
         self._took_part: set[int] = set()
         remove_partial(folder)
-        self.checkpoint = self._read_checkpoint() or self._write_initial_model()
+        self.checkpoint = read_checkpoint(folder) or self._write_initial_model()
         self._enrol()
         for number in range(1, self.checkpoint.completed + 1):
             self._skip_round()
@@ -167,19 +145,12 @@ class Federation:
     def _path(self, name: str | None) -> Path | None:
         return None if name is None else self.folder / name
 
-    def _read_checkpoint(self) -> Checkpoint | None:
-        path = self.folder / CHECKPOINT_FILE
-        return Checkpoint.model_validate_json(path.read_bytes()) if path.exists() else None
-
     def _write_initial_model(self) -> Checkpoint:
         wire.write(self.folder / "model-0", {wire.MODEL: state_of(self._workbench.model)})
         return Checkpoint(model="model-0")
 
     def _commit(self, checkpoint: Checkpoint) -> None:
-        replace_file(self.folder / CHECKPOINT_FILE, checkpoint.model_dump_json().encode(), durable=False)
-        for name in self.checkpoint.names - checkpoint.names:
-            (self.folder / name).unlink(missing_ok=True)
-        self.checkpoint = checkpoint
+        self.checkpoint = write_checkpoint(self.folder, checkpoint, before=self.checkpoint)
 
     # ------------------------------------------------------------ enrolment
 

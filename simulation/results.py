@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -106,12 +107,15 @@ class Results:
         """Keep only these lines (a crash left more, or less, than the checkpoint)."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        replace_file(self.path, text.encode(), durable=False)
+        replace_file(self.path, text.encode())
 
     def append(self, line: dict[str, Any]) -> None:
+        """Durably: a checkpoint counts the round only after its line is there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _is_of_a_run(lines: list[Any]) -> bool:

@@ -26,6 +26,7 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, RunStatus
 from shared.texts import format_seconds
 from shared.training.workbench import Workbench
+from simulation.checkpoints import CHECKPOINT_FILE
 from simulation.engines import Engine, EngineName, OpenEngine, choose_engine
 from simulation.engines.in_process import InProcess
 from simulation.engines.processes import Processes
@@ -196,6 +197,11 @@ class Simulation:
         folder = checkpoint_of(self._results.path)
         if before:
             check_kernels(before[0], self._results.path)
+        elif (folder / CHECKPOINT_FILE).exists() and self._results.path.exists():
+            raise InvalidConfiguration(
+                f"{self._results.path} has lost its lines, and {folder} has completed rounds.",
+                hint="Restore the file from a copy, or remove it to run all rounds anew.",
+            )
         elif folder.exists():  # its results were removed, and with them what they were made with
             shutil.rmtree(folder)
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
@@ -210,6 +216,7 @@ class Simulation:
         lines = self._round_lines() if self._config.needs_scores else []
         scores = {line["round"]: _read_scores(line) for line in lines}
         self._federation = self._make_federation(folder, scores)
+        self._check_rounds(folder)
         self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
         self._engine = self._adapt(engine)
         if lines := self._results.lines():
@@ -220,6 +227,15 @@ class Simulation:
             self._results.rewrite([first if self._is_longer(lines) else lines[0], *rounds])
         else:
             self._results.rewrite([header(self._config, setup.engine, setup.kernels, setup.device)])
+
+    def _check_rounds(self, folder: Path) -> None:
+        """Refuse to go on behind rounds of which no result is there."""
+        there = {line["round"] for line in self._round_lines()}
+        if missing := [number for number in range(1, self.completed + 1) if number not in there]:
+            raise InvalidConfiguration(
+                f"{self._results.path} lacks round {missing[0]}, which {folder} has completed.",
+                hint=f"Restore the file from a copy, or remove {folder} to run all rounds anew.",
+            )
 
     def _make_federation(self, folder: Path, scores: Mapping[int, Metrics]) -> Federation:
         """What an experiment with other clients overrides."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.files import replace_file
-from simulation.federation import CHECKPOINT_FILE, Checkpoint
+from simulation.checkpoints import CHECKPOINT_FILE, Checkpoint
 from simulation.results import checkpoint_of
 
 __all__ = ["Snapshot"]
