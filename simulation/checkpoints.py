@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import Field, ValidationError
 
@@ -13,9 +19,18 @@ from shared.problems import InvalidConfiguration
 from shared.wire.digests import digest_of
 from simulation.travels import TravellingFile
 
-__all__ = ["CHECKPOINT_FILE", "Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "CHECKPOINT_FILE",
+    "Checkpoint",
+    "claim_checkpoint",
+    "clear_checkpoint",
+    "has_checkpoint",
+    "read_checkpoint",
+    "write_checkpoint",
+]
 
 CHECKPOINT_FILE = "checkpoint.json"
+LOCK_FILE = "lock"
 
 
 class Checkpoint(Frozen):
@@ -41,15 +56,71 @@ class Checkpoint(Frozen):
         return hashlib.sha256(self.model_dump_json(exclude={"own_digest"}).encode()).hexdigest()
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a round of the run was completed, and what the next one starts from is there."""
+    return (folder / CHECKPOINT_FILE).exists()
+
+
+@contextmanager
+def claim_checkpoint(folder: Path, out: Path) -> Iterator[None]:
+    """Make the folder, and keep it, with the result file ``out``, from other processes for so long.
+
+    It is removed if nothing was put into it. The claim of a process ends with it, however that ends.
+
+    Raises:
+        InvalidConfiguration: another process has it.
+    """
+    lock = _lock(folder, out)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                shutil.rmtree(folder)
+        lock.close()
+
+
+def _lock(folder: Path, out: Path) -> TextIO:
+    path = folder / LOCK_FILE
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("a", encoding="utf-8")
+        except FileNotFoundError:  # who had it has just ended, and removed the folder
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except BlockingIOError:
+            file.close()
+            raise InvalidConfiguration(
+                f"Another process is simulating {out}.",
+                hint="Wait until it has ended, or give another --out.",
+            ) from None
+        except FileNotFoundError:  # the same, a moment later
+            pass
+        file.close()
+
+
+def clear_checkpoint(folder: Path) -> None:
+    """Remove what is in it; who has claimed it keeps it."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+
+
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """What ``folder`` holds; None if no round was completed.
 
     Raises:
         InvalidConfiguration: a file of it is missing, or not as it was written.
     """
-    path = folder / CHECKPOINT_FILE
-    if not path.exists():
+    if not has_checkpoint(folder):
         return None
+    path = folder / CHECKPOINT_FILE
     try:
         checkpoint = Checkpoint.model_validate_json(path.read_bytes())
     except (IsADirectoryError, ValidationError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from shared.problems import InvalidConfiguration
 from shared.schemas import Metrics, RunStatus
 from shared.texts import format_seconds
 from shared.training.workbench import Workbench
-from simulation.checkpoints import CHECKPOINT_FILE
+from simulation.checkpoints import claim_checkpoint, clear_checkpoint, has_checkpoint
 from simulation.engines import Engine, EngineName, OpenEngine, choose_engine
 from simulation.engines.in_process import InProcess
 from simulation.engines.processes import Processes
@@ -127,7 +127,6 @@ class Simulation:
                 self._begin()
             except BaseException:
                 self._open.close()
-                self._remove_empty_checkpoint()
                 raise
         return self
 
@@ -187,32 +186,27 @@ class Simulation:
         if place is not None and (found is None or found.best_round == outcome.round):
             replace_file(place, outcome.scored.read_bytes(), durable=False)
 
-    def _remove_empty_checkpoint(self) -> None:
-        """A run that was refused leaves nothing behind."""
-        with suppress(OSError):  # it is not there, or not empty
-            checkpoint_of(self._results.path).rmdir()
-
     def _begin(self) -> None:
-        setup, before = self._setup, self._results.lines()
-        folder = checkpoint_of(self._results.path)
+        setup, folder = self._setup, checkpoint_of(self._results.path)
+        self._open.enter_context(claim_checkpoint(folder, self._results.path))
+        before = self._results.lines()
         if before:
             check_kernels(before[0], self._results.path)
-        elif (folder / CHECKPOINT_FILE).exists() and self._results.path.exists():
+        elif has_checkpoint(folder) and self._results.path.exists():
             raise InvalidConfiguration(
                 f"{self._results.path} has lost its lines, and {folder} has completed rounds.",
                 hint="Restore the file from a copy, or remove it to run all rounds anew.",
             )
-        elif folder.exists():  # its results were removed, and with them what they were made with
-            shutil.rmtree(folder)
+        else:  # its results were removed, and with them what they were made with
+            clear_checkpoint(folder)
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
         self._workbench = spec.build(setup.device)
-        if self._is_longer(before) and before[-1]["kind"] == "end" and not folder.exists():
+        if self._is_longer(before) and before[-1]["kind"] == "end" and not has_checkpoint(folder):
             raise InvalidConfiguration(
                 f"{self._results.path} has all its rounds; what a further one would start from was not kept.",
                 hint="Give another --out; with --keep-checkpoint from the start, rounds can be added.",
             )
         engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
-        folder.mkdir(parents=True, exist_ok=True)
         lines = self._round_lines() if self._config.needs_scores else []
         scores = {line["round"]: _read_scores(line) for line in lines}
         self._federation = self._make_federation(folder, scores)

@@ -11,6 +11,7 @@ import pytest
 
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
+from simulation.checkpoints import claim_checkpoint
 from simulation.run import Results, simulate
 
 CONFIG = RunConfig.model_validate(
@@ -124,3 +125,24 @@ def test_without_its_results_a_run_begins_anew(out: Path, digest: str) -> None:
     out.unlink()
     assert run(out) == digest
     assert [line["kind"] for line in Results(out).lines()] == ["run", *["round"] * 3, "end"]
+
+
+def test_two_processes_do_not_write_one_file(out: Path, digest: str) -> None:
+    """A lock belongs to an open file: of another process, or like here of this one."""
+    folder = out.parent / "r.jsonl.checkpoint"
+    before = out.read_bytes(), sorted(path.name for path in folder.iterdir())
+    with (
+        claim_checkpoint(folder, out),
+        pytest.raises(InvalidConfiguration, match=r"is simulating .*r\.jsonl"),
+    ):
+        run(out)
+    assert before == (out.read_bytes(), sorted(path.name for path in folder.iterdir()))
+    assert run(out) == digest
+    assert not folder.exists()
+
+
+def test_a_claim_leaves_no_empty_folder_and_hides_no_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "r.jsonl.checkpoint"
+    with pytest.raises(FileNotFoundError), claim_checkpoint(folder, tmp_path / "r.jsonl"):
+        (tmp_path / "nothing").read_bytes()
+    assert not folder.exists()
