@@ -25,6 +25,7 @@ from feddisco.admin import AdminClient, load_config, make_run_request
 from feddisco.console import find_newest, follow, print_accuracy, print_ledger, print_steps, print_sums, say
 from feddisco.record import write_record
 from shared.config import RunConfig
+from shared.interruptions import repeat_ignored
 from shared.problems import InvalidConfiguration
 from shared.schemas import RunStatus
 from shared.texts import format_count
@@ -304,7 +305,8 @@ def raise_on_signals() -> Iterator[None]:
         number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
-        yield
+        with repeat_ignored(KeyboardInterrupt, interrupt):
+            yield
     except Exception:
         if has_come:
             raise KeyboardInterrupt from None

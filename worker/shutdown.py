@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from shared.interruptions import repeat_ignored
+
 __all__ = ["Shutdown", "ShutdownRequested"]
 
 
@@ -30,7 +32,8 @@ class Shutdown:
             return
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            yield
+            with repeat_ignored(ShutdownRequested, self._raise_again):
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -38,6 +41,10 @@ class Shutdown:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         if not self._deferred or again:  # the second signal does not wait for the batch
+            raise ShutdownRequested
+
+    def _raise_again(self, number: int, frame: FrameType | None) -> None:
+        if not self._deferred:
             raise ShutdownRequested
 
     def check(self) -> None:
