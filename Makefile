@@ -28,7 +28,7 @@ test-long: $(VENV)/.dev ## the rest of what CI runs: the browser, most real proc
 	@tools/system-packages.sh
 	@$(TEST) -n $(WORKERS) --dist loadgroup -m "$(OFTEN) and long" $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.dev ## what of that needs neither a browser nor processes, without lint
+test-fast: $(VENV)/.dev ## what of make test needs neither a browser nor processes, without lint
 	@$(TEST) -n $(WORKERS) -m "$(OFTEN) and not long and not browser and not e2e" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## what takes minutes: Ray, interrupted benchmarks, further kills and demos

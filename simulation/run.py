@@ -201,35 +201,35 @@ class Simulation:
             clear_checkpoint(folder)
         spec = WorkbenchSpec.of(self._config, setup.source, setup.cache, setup.kernels)
         self._workbench = spec.build(setup.device)
-        if self._is_longer(before) and before[-1]["kind"] == "end" and not has_checkpoint(folder):
+        longer = self._is_longer(before)
+        if longer and before[-1]["kind"] == "end" and not has_checkpoint(folder):
             raise InvalidConfiguration(
                 f"{self._results.path} has all its rounds; what a further one would start from was not kept.",
                 hint="Give another --out; with --keep-checkpoint from the start, rounds can be added.",
             )
         engine = self._open.enter_context(_make_engine(self._workbench, spec, setup, self._say))
-        lines = self._round_lines() if self._config.needs_scores else []
-        scores = {line["round"]: _read_scores(line) for line in lines}
+        rounds = {line["round"]: line for line in before if line["kind"] == "round"}
+        needed = rounds if self._config.needs_scores else {}
+        scores = {number: _read_scores(line) for number, line in needed.items()}
         self._federation = self._make_federation(folder, scores)
-        self._check_rounds(folder)
+        kept = self._pick_completed(rounds, folder)
         self._tests = _Tests.of(self._workbench) if self._config.evaluate_every else None
         self._engine = self._adapt(engine)
-        if lines := self._results.lines():
-            rounds = [
-                line for line in lines[1:] if line["kind"] == "round" and line["round"] <= self.completed
-            ]
-            first = lines[0] | {"config": self._config.model_dump(mode="json")}
-            self._results.rewrite([first if self._is_longer(lines) else lines[0], *rounds])
+        if not before:
+            first = header(self._config, setup.engine, setup.kernels, setup.device)
         else:
-            self._results.rewrite([header(self._config, setup.engine, setup.kernels, setup.device)])
+            first = before[0] | ({"config": self._config.model_dump(mode="json")} if longer else {})
+        self._results.rewrite([first, *kept])
 
-    def _check_rounds(self, folder: Path) -> None:
-        """Refuse to go on behind rounds of which no result is there."""
-        there = {line["round"] for line in self._round_lines()}
-        if missing := [number for number in range(1, self.completed + 1) if number not in there]:
+    def _pick_completed(self, rounds: Mapping[int, dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+        """The lines of rounds that the checkpoint counts; raises InvalidConfiguration if one is not there."""
+        completed = range(1, self._federation.checkpoint.completed + 1)
+        if missing := [number for number in completed if number not in rounds]:
             raise InvalidConfiguration(
                 f"{self._results.path} lacks round {missing[0]}, which {folder} has completed.",
                 hint=f"Restore the file from a copy, or remove {folder} to run all rounds anew.",
             )
+        return [rounds[number] for number in completed]
 
     def _make_federation(self, folder: Path, scores: Mapping[int, Metrics]) -> Federation:
         """What an experiment with other clients overrides."""

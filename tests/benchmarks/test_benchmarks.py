@@ -95,7 +95,7 @@ def test_make_bench_runs_all_of_them_and_so_does_this_file() -> None:
 
 
 def mostly_slow(cases: Iterable[tuple[str, ...]]) -> list[object]:
-    """Every run of the suite has the benchmark with the most kinds of processes, and the shortest."""
+    """Every run of CI has the benchmark with the most kinds of processes, and the shortest."""
     quick = ("overhead", "aggregation")
     return [
         pytest.param(*case, marks=() if case[0] in quick else pytest.mark.slow, id=case[0]) for case in cases
