@@ -36,6 +36,7 @@ from shared.schemas import (
     ProgressAnswer,
     Receipt,
     Registration,
+    Role,
     RunSummary,
     RunView,
     SecureAnswer,
@@ -207,10 +208,10 @@ class CoordinatorClient:
     def enrol(self, run: str, request: EnrolmentRequest) -> EnrolmentAnswer:
         return self._json(EnrolmentAnswer, "POST", f"/runs/{run}/enrolments", body=request)
 
-    def decline(self, run: str, fault: LocalFault) -> None:
-        """Take no part in the run, or no longer, and say why."""
+    def decline(self, run: str, fault: LocalFault, role: Role) -> None:
+        """Take no part in the run, or no longer, and say why; ``role`` is what was asked of this client."""
         body = DeclineRequest(code=fault.told.code, reason=self._reason(fault))
-        self._tell_coordinator("POST", f"/runs/{run}/decline", body=body)
+        self._tell_coordinator("POST", f"/runs/{run}/decline", body=body, params={"role": str(role)})
 
     def leave(self, run: str) -> None:
         """Leave a run; also the way to confirm that its end was seen."""
@@ -334,7 +335,8 @@ class CoordinatorClient:
         content = b""
         if body is not None:
             if not isinstance(body, Registration | Progress):  # a token; heartbeats, every few seconds
-                self._record(f"{method} {path}", body.model_dump(mode="json", exclude_none=True))
+                said = body.model_dump(mode="json", exclude_none=True)
+                self._record(f"{method} {path}", said | options.get("params", {}))
             content = body.model_dump_json().encode()
             options["headers"] = {"Content-Type": "application/json", **options.get("headers", {})}
         return self._exchange(method, path, len(content), content=content or None, **options)

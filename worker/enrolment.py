@@ -61,7 +61,7 @@ def decline_all(
             if not summary.status.is_terminal and summary.task == settings.task:
                 view = coordinator.run(summary.run)
                 if is_meant(view, client, settings):
-                    coordinator.decline(view.run, fault)
+                    coordinator.decline(view.run, fault, settings.role)
 
 
 def is_meant(view: RunView, client: str, settings: WorkerSettings) -> bool:

@@ -289,7 +289,7 @@ class Worker:
         code = fault.told.code
         if code is FaultCode.NO_DATA:
             with suppress(Problem):  # the other runs are told at the end
-                self._coordinator.decline(assignment.run, fault)
+                self._coordinator.decline(assignment.run, fault, self._settings.role)
             raise Unusable(fault)
         tries = self._tries[assignment.run] = self._tries.get(assignment.run, 0) + 1
         most = UPLOAD_TRIES if code is FaultCode.UPLOAD_CUT else TRIES
@@ -310,7 +310,7 @@ class Worker:
     def _decline(self, run: str, fault: LocalFault) -> None:
         self._reporter.say(f"{run}: not taking part, {fault}")
         self._forget(run)
-        self._coordinator.decline(run, fault)
+        self._coordinator.decline(run, fault, self._settings.role)
         if self._settings.exit_when_finished and fault.told.code not in NOT_MEANT and not self._has_work():
             raise NothingDelivered("All runs that this worker is for have been declined.")
 

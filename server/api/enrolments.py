@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query
+
 from server.api.dependencies import Client, Coordinator, Operator
 from server.api.documents import ClientId, RunId, make_router
 from shared.schemas import (
@@ -11,10 +15,15 @@ from shared.schemas import (
     DiscrepancySubmission,
     EnrolmentAnswer,
     EnrolmentRequest,
+    Role,
 )
 
 router = make_router("enrolments")
 NO_REASON = ControlRequest()
+WouldBe = Annotated[
+    Role, Query(description="what this client would have been; counts unless it has enrolled")
+]
+"""Not in the body, of which a coordinator of before refuses what it does not know."""
 
 
 @router.post("/runs/{run}/enrolments")
@@ -52,9 +61,11 @@ async def refuse(
 
 
 @router.post("/runs/{run}/decline", status_code=204)
-async def decline(run: RunId, body: DeclineRequest, coordinator: Coordinator, client: Client) -> None:
+async def decline(
+    run: RunId, body: DeclineRequest, coordinator: Coordinator, client: Client, role: WouldBe = Role.TRAINER
+) -> None:
     """Say why this client does not take part in the run, or no longer, so that the page can show it."""
-    await coordinator.threads.run(coordinator.enrolments.decline, run, client, body)
+    await coordinator.threads.run(coordinator.enrolments.decline, run, client, body, role)
 
 
 @router.delete("/runs/{run}/enrolments/me", status_code=204)

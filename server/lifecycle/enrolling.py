@@ -222,7 +222,7 @@ def client_declined(draft: Draft, event: ClientDeclined) -> None:
         draft.put_enrolment(
             Enrolment(
                 client=event.client,
-                role=Role.TRAINER,
+                role=event.role,
                 status=EnrolmentStatus.DECLINED,
                 examples=0,
                 reason=event.reason,

@@ -67,10 +67,14 @@ class EnrolmentRefused:
 
 @dataclass(frozen=True, slots=True)
 class ClientDeclined:
-    """The client takes no part, or no longer: something at its side has to be put right first."""
+    """The client takes no part, or no longer: something at its side has to be put right first.
+
+    ``role`` is what it would have been; who has enrolled stays what it enrolled as.
+    """
 
     client: str
     reason: str
+    role: Role = Role.TRAINER
 
 
 @dataclass(frozen=True, slots=True)

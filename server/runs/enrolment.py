@@ -149,9 +149,9 @@ class Enrolments:
         facts = DiscrepancyFacts(metric, submission.value, submission.grade, submission.epsilon)
         self.runner.commit(run, DiscrepancyReceived(client), actor=client, facts=facts)
 
-    def decline(self, run: str, client: str, said: DeclineRequest) -> None:
+    def decline(self, run: str, client: str, said: DeclineRequest, role: Role = Role.TRAINER) -> None:
         facts = FailureFacts(said.code)
-        self.runner.commit(run, ClientDeclined(client, said.reason), actor=client, facts=facts)
+        self.runner.commit(run, ClientDeclined(client, said.reason, role), actor=client, facts=facts)
 
     def leave(self, run: str, client: str) -> None:
         """After the run's end: how a client confirms that it saw it."""

@@ -88,6 +88,13 @@ def test_a_model_that_cannot_be_built_here_is_declined(at: Live, tmp_path: Path,
     assert (row["status"], row["reason"]) == ("declined", Fault(code_of(what), Doing.PREPARING).sentence)
 
 
+def test_an_evaluator_that_declines_before_it_enrols_is_shown_as_one(at: Live, tmp_path: Path) -> None:
+    create(at, task=TASK, task_options={"fault": "loading:memory"})
+    with living(worker(at, tmp_path, "judge", role="evaluator", task=TASK, exit_when_finished=False), at):
+        row = at.wait_for(lambda: at.run()["enrolments"])[0]
+    assert (row["client"], row["role"], row["status"]) == ("judge", "evaluator", "declined")
+
+
 def test_counting_that_fails_for_ever_is_declined_and_the_next_run_trained(at: Live, tmp_path: Path) -> None:
     create(at, name="bad", task=TASK, task_options={"fault": "counting:bug"}, weighting={"kind": "disco"})
     create(at, name="good", task=TASK, min_clients=1, rounds=1)

@@ -136,6 +136,13 @@ def test_declining() -> None:
     assert enrolment(play(decision.run, trainer("a")).run, "a").status == EnrolmentStatus.READY
 
 
+def test_an_evaluator_that_declines_before_it_enrols_is_none_of_the_trainers() -> None:
+    run = play(new_run(), ClientDeclined("a", "no test data", Role.EVALUATOR)).run
+    assert enrolment(run, "a").role is Role.EVALUATOR
+    enrolled = play(new_run(), evaluator("a"), ClientDeclined("a", "no test data")).run
+    assert enrolment(enrolled, "a").role is Role.EVALUATOR, "what it enrolled as counts"
+
+
 @pytest.mark.parametrize("discrepancy", [True, False])
 def test_who_is_enrolled_may_decline_later_and_come_back(discrepancy: bool) -> None:
     run = play(new_run(needs_discrepancy=discrepancy), trainer("a", index=4)).run
