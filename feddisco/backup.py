@@ -6,13 +6,17 @@
     DIR/snapshots/20261128T150000Z/manifest.json     written last: a snapshot without it is not one
     DIR/snapshots/20261128T150000Z/revocations.jsonl
     DIR/blobs/                                       the files of all snapshots, named by their SHA-256
+    DIR/lock                                         held while one is added or old ones are removed
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +26,8 @@ from typing import Any, Literal
 from server.blobs import BlobStore, DiskBlobs, open_blobs, open_lines
 from server.blobs.integrity import BlobIntegrity
 from server.clock import utc_now
-from server.database.copying import load_copy, write_copy
-from server.database.migrations import check_current
+from server.database.copying import Url, file_url, load_copy, unchanging_url, write_copy
+from server.database.migrations import check_current, is_current, upgrade
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
 from server.ownership import owning
@@ -33,7 +37,7 @@ from server.revocations import FILE, Revocations
 from server.runs.verification import Fault, Report, verify
 from server.settings import Settings
 from shared.files import PRIVATE, make_folder, replace_file, storage_errors, sync_folder
-from shared.json_lines import FileLines, Lines
+from shared.json_lines import FileLines, Lines, parse_line
 from shared.problems import InvalidConfiguration, StorageUnavailable
 from shared.texts import format_count
 from shared.versions import VERSION
@@ -57,20 +61,22 @@ class _Snapshot:
         return self.folder / DATABASE
 
     def manifest(self) -> dict[str, Any]:
+        path = self.folder / MANIFEST
         try:
-            found: dict[str, Any] = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise StorageUnavailable(f"{self.folder / MANIFEST} cannot be read: {error}") from error
-        return found
-
-
-def _unchanging(path: Path) -> str:
-    """The URL of a SQLite file that nobody writes: opening it changes nothing, on no medium."""
-    return f"sqlite:///file:{path.absolute()}?immutable=1&mode=ro&uri=true"
+            raise StorageUnavailable(f"{path} cannot be read: {error}") from error
+        kinds = {"at": str, "database_id": str, "database_sha256": str, "lost": dict}
+        for name, kind in kinds.items():
+            if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+                raise StorageUnavailable(
+                    f"{path} is damaged: it has no {name}", hint="Choose another --snapshot."
+                )
+        return dict(found)
 
 
 @contextmanager
-def _reached(url: str) -> Iterator[Store]:
+def _reached(url: Url) -> Iterator[Store]:
     """Whatever is in the database."""
     engine = make_engine(url)
     try:
@@ -80,11 +86,48 @@ def _reached(url: str) -> Iterator[Store]:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Store]:
+def _opened(url: Url) -> Iterator[Store]:
     """At the present schema."""
     with _reached(url) as store:
         check_current(store.engine)
         yield store
+
+
+@contextmanager
+def _opened_snapshot(database: Path) -> Iterator[Store]:
+    """At the present schema, to which one of an earlier version is brought in a copy elsewhere."""
+    with _reached(unchanging_url(database)) as store:
+        if is_current(store.engine):
+            yield store
+            return
+    with tempfile.TemporaryDirectory(prefix="feddisco-") as folder, storage_errors(Path(folder)):
+        copy = Path(shutil.copyfile(database, Path(folder) / DATABASE))
+        upgrade(file_url(copy))
+        with _opened(file_url(copy)) as store:
+            yield store
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process adds to the backup or removes from it during the block."""
+    with storage_errors(folder):
+        make_folder(folder)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        with storage_errors(folder):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
+                raise StorageUnavailable(
+                    f"another `feddisco backup` (process {owner}) is writing to {folder}",
+                    hint="Try again when it has ended.",
+                ) from None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)  # releases it
 
 
 # -------------------------------------------------------------------- out
@@ -97,7 +140,8 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
     ``keep``: remove all but so many newest snapshots, and the files that only they name.
 
     Raises:
-        StorageUnavailable: a file is missing or damaged (all others are in the snapshot), or a disk refuses.
+        StorageUnavailable: a file is missing or damaged (all others are in the snapshot), a disk refuses, or
+            another process works on the same backup.
     """
     path = sqlite_file(settings.database)
     if path is not None and not path.exists():
@@ -106,6 +150,11 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
         )
     with _opened(settings.database):
         pass  # at the present schema
+    with _alone(folder):
+        return _add_snapshot(settings, folder, keep)
+
+
+def _add_snapshot(settings: Settings, folder: Path, keep: int | None) -> str:
     now = utc_now()
     with storage_errors(folder):
         for left in (folder / "snapshots").glob("*.partial"):
@@ -113,7 +162,7 @@ def back_up(settings: Settings, folder: Path, keep: int | None = None) -> str:
         partial = folder / "snapshots" / f"{now:%Y%m%dT%H%M%S%fZ}.partial"
         make_folder(partial, mode=0o700)
     write_copy(settings.database, partial / DATABASE)
-    with _opened(_unchanging(partial / DATABASE)) as store:
+    with _opened(unchanging_url(partial / DATABASE)) as store:
         needed, database_id = store.referenced_blobs(), store.read_database_id()
     with _opened(settings.database) as live:
         source = open_blobs(settings, live, create=False)
@@ -201,7 +250,7 @@ def _remove_old(folder: Path, keep: int) -> None:
         shutil.rmtree(snapshot.folder)
     needed: set[str] = set()
     for snapshot in _list(folder):
-        with _opened(_unchanging(snapshot.database)) as store:
+        with _opened_snapshot(snapshot.database) as store:
             needed |= store.referenced_blobs()
     DiskBlobs(folder / "blobs").collect(needed, utc_now())
 
@@ -216,7 +265,7 @@ def verify_backup(folder: Path, name: str | None = None) -> Report:
     faults = [Fault("files", digest, fault) for digest, fault in manifest["lost"].items()]
     if digest_of(snapshot.database) != manifest["database_sha256"]:
         return Report(0, 0, 0, 0, (Fault("database", "", "is damaged: its bytes have another SHA-256"),))
-    with _opened(_unchanging(snapshot.database)) as store:
+    with _opened_snapshot(snapshot.database) as store:
         found = verify(store, DiskBlobs(folder / "blobs", create=False))
     known = {fault.subject for fault in faults}
     more = tuple(fault for fault in found.faults if fault.subject not in known)
@@ -246,8 +295,10 @@ def restore(
 
     Raises:
         StorageUnavailable: the backup lacks a file (all others are restored), or a disk refuses.
-        InvalidConfiguration: what is there must not be replaced, or it is not known what was revoked since.
+        InvalidConfiguration: what is there must not be replaced, or it is not known what was revoked since,
+            as where ``revocations`` is no such list.
     """
+    given = set[str]() if revocations is None else _read_given(revocations)
     snapshot = _find(folder, name)
     manifest = snapshot.manifest()
     if digest_of(snapshot.database) != manifest["database_sha256"]:
@@ -265,12 +316,12 @@ def restore(
             _refuse_living(settings, there)
             with blobs.workspace() as work, storage_errors(work):
                 copy = Path(shutil.copyfile(snapshot.database, work / DATABASE))
-                load_copy(copy, settings.database, replace=replace)
+                kept_as = load_copy(copy, settings.database, replace=replace)
             with _opened(settings.database) as store:
                 source, needed = DiskBlobs(folder / "blobs", create=False), store.referenced_blobs()
                 copied, lost = _copy_files(source, blobs, needed, trust=False)
                 kept = Revocations(open_lines(settings, FILE))
-                _merge_revocations(kept, (snapshot.folder / FILE, revocations))
+                _add_revocations(kept, given | Revocations(FileLines(snapshot.folder / FILE)).read())
                 if with_deleted:
                     Removals(open_lines(settings, REMOVALS_FILE)).forget_runs()
                 if later == "all":
@@ -282,6 +333,8 @@ def restore(
             blobs.write_owner(manifest["database_id"], overwrite=True)
     files = format_count(copied, "file")
     said = f"Restored {snapshot.folder.name}: {files} copied.{_say_withdrawn(withdrawn)}"
+    if kept_as is not None:
+        said += f" The database that was there is kept as {kept_as}."
     _check_lost(
         lost,
         said,
@@ -312,12 +365,39 @@ def _refuse_living(settings: Settings, there: Store) -> None:
         )
 
 
-def _merge_revocations(kept: Revocations, more: tuple[Path | None, ...]) -> None:
-    known = kept.read()
-    for path in more:
-        if path is not None:
-            for token_hash in sorted(Revocations(FileLines(path)).read() - known):
-                kept.add(token_hash, "restored list", utc_now())
+def _read_given(path: Path) -> set[str]:
+    """The hashes of a list that an operator gives, of which nothing may be passed over in silence.
+
+    Only its last line may be cut, as a crash leaves it.
+    """
+    try:
+        *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"--revocations {path} cannot be read: {error.strerror or error}",
+            hint=f"It is the coordinator's {FILE}, or a copy of it.",
+        ) from error
+    hashes = set()
+    for number, line in enumerate((*lines, last), start=1):
+        found = (parse_line(line) or {}).get("token_hash")
+        if isinstance(found, str):
+            hashes.add(found)
+        elif line.strip() and number <= len(lines):
+            raise InvalidConfiguration(
+                f"--revocations {path}, line {number}: this is no entry of a list of revoked tokens",
+                hint=f"Give the coordinator's {FILE}, or a copy of it; nothing has been changed.",
+            )
+    if last.strip() and not hashes:
+        raise InvalidConfiguration(
+            f"--revocations {path} is no list of revoked tokens",
+            hint=f"Give the coordinator's {FILE}, or a copy of it; nothing has been changed.",
+        )
+    return hashes
+
+
+def _add_revocations(kept: Revocations, hashes: set[str]) -> None:
+    for token_hash in sorted(hashes - kept.read()):
+        kept.add(token_hash, "restored list", utc_now())
 
 
 def _revoke_all(kept: Revocations, store: Store) -> None:

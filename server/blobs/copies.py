@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,8 +30,7 @@ class Copies:
         self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._total = 0
         self._hashed: dict[str, Identity] = {}
-        found = [path for path in folder.glob("[0-9a-f][0-9a-f]/*") if is_digest(path.name)]
-        for path in sorted(found, key=_last_used):
+        for path in sorted(self._find(), key=_last_used):
             self._note(path.name, path.stat().st_size)
         self._shrink()
 
@@ -74,6 +74,16 @@ class Copies:
             self._total -= self._sizes.pop(digest, 0)
             self._hashed.pop(digest, None)
             self._path(digest).unlink(missing_ok=True)
+
+    def keep_only(self, digests: Container[str]) -> None:
+        """Drop all other copies; one that is made meanwhile may go with them, and is fetched again."""
+        for path in self._find():
+            if path.name not in digests:
+                self.drop(path.name)
+
+    def _find(self) -> list[Path]:
+        """Also copies that another process with this folder has made."""
+        return [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if is_digest(path.name)]
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest

@@ -135,7 +135,12 @@ class S3Blobs(BlobStore):
         wanted = set(referenced)
         with self._storage_errors():
             self._collect_temporary(older_than.timestamp())
-        candidates = [name for name, modified in self._list() if modified < older_than and name not in wanted]
+        stored = dict(self._list())
+        with self._storage_errors():
+            self._copies.keep_only(stored)  # another coordinator may have deleted the others
+        candidates = [
+            name for name, modified in stored.items() if modified < older_than and name not in wanted
+        ]
         return self.remove(candidates, older_than, lambda _gone: None)
 
     def remove(

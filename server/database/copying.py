@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -12,11 +16,12 @@ from server.database.migrations import upgrade
 from server.database.session import make_engine, reading, sqlite_file, translated, writing
 from server.database.tables import metadata
 from shared.files import storage_errors
-from shared.problems import InvalidConfiguration
+from shared.problems import InvalidConfiguration, StorageUnavailable
 
-__all__ = ["is_in_use", "load_copy", "write_copy"]
+__all__ = ["Url", "file_url", "is_in_use", "load_copy", "unchanging_url", "write_copy"]
 
 ROWS = 1000
+Url: TypeAlias = str | sa.URL
 REPLACED = ".replaced"
 """What a SQLite file that a restore replaces is called from then on."""
 
@@ -30,18 +35,33 @@ def write_copy(url: str, target: Path) -> None:
     if source is not None:
         _copy_file(source, target)
         return
-    upgrade(f"sqlite:///{target}")
-    _copy_rows(url, f"sqlite:///{target}")
+    upgrade(file_url(target))
+    _copy_rows(url, file_url(target))
     _merge_log(target)
 
 
-def load_copy(copy: Path, url: str, *, replace: bool) -> None:
+def file_url(path: Path | str) -> sa.URL:
+    """Of a SQLite file, whatever characters its name has."""
+    return sa.URL.create("sqlite", database=str(path))
+
+
+def unchanging_url(path: Path) -> sa.URL:
+    """Of a SQLite file that nobody writes: opening it changes nothing, on no medium."""
+    query = {"immutable": "1", "mode": "ro", "uri": "true"}
+    return file_url(f"file:{quote(str(path.absolute()))}").set(query=query)
+
+
+def load_copy(copy: Path, url: str, *, replace: bool) -> Path | None:
     """Make the database what the copy is, brought to the present schema. ``copy`` is used up.
+
+    Returns:
+        What the SQLite file that was there is called now, if there was one.
 
     Raises:
         InvalidConfiguration: there is a database with rows already, and ``replace`` is not set.
+        StorageUnavailable: another program has the SQLite file open, or a disk refuses.
     """
-    upgrade(f"sqlite:///{copy}")
+    upgrade(file_url(copy))
     _merge_log(copy)
     if not replace and is_in_use(url):
         raise InvalidConfiguration(
@@ -50,13 +70,32 @@ def load_copy(copy: Path, url: str, *, replace: bool) -> None:
     target = sqlite_file(url)
     if target is None:
         upgrade(url)
-        _copy_rows(f"sqlite:///{copy}", url)
-        return
-    with storage_errors(target.parent):
-        if target.exists():
-            _merge_log(target)
-            target.replace(target.with_name(target.name + REPLACED))
+        _copy_rows(file_url(copy), url)
+        return None
+    kept = _set_aside(target) if target.exists() else None
     _copy_file(copy, target)
+    return kept
+
+
+def _set_aside(path: Path) -> Path:
+    """Give the SQLite file a name under which nothing is yet; one that is damaged as well, as it is."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            _leave_log(connection)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            raise StorageUnavailable(
+                f"another program has the database {path} open", hint="Close it, then restore again."
+            ) from error
+    numbers = itertools.chain(("",), map("-{}".format, itertools.count(2)))
+    names = (path.with_name(f"{path.name}{REPLACED}{number}") for number in numbers)
+    kept = next(name for name in names if not name.exists())
+    with storage_errors(path.parent):
+        for suffix in ("-wal", "-shm", ""):  # of a damaged one, which could not be merged
+            part = Path(f"{path}{suffix}")
+            if part.exists():
+                part.replace(f"{kept}{suffix}")
+    return kept
 
 
 def is_in_use(url: str) -> bool:
@@ -79,25 +118,37 @@ def is_in_use(url: str) -> bool:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    with translated(sa.create_engine(f"sqlite:///{source}")), storage_errors(target.parent):
-        try:
-            with (
-                contextlib.closing(sqlite3.connect(source)) as old,
-                contextlib.closing(sqlite3.connect(target)) as new,
-            ):
-                old.backup(new)
-        except sqlite3.Error as error:
-            raise sa.exc.DatabaseError("backup", None, error) from error
+    with (
+        _driver_errors(source),
+        storage_errors(target.parent),
+        contextlib.closing(sqlite3.connect(source)) as old,
+        contextlib.closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
     _merge_log(target)
 
 
 def _merge_log(path: Path) -> None:
     """One file, without a write-ahead log beside it."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE").close()
+    with _driver_errors(path), contextlib.closing(sqlite3.connect(path)) as connection:
+        _leave_log(connection)
 
 
-def _copy_rows(source: str, target: str) -> None:
+def _leave_log(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = DELETE").close()
+
+
+@contextlib.contextmanager
+def _driver_errors(path: Path) -> Iterator[None]:
+    """Those of SQLite's own interface, as those that come through SQLAlchemy."""
+    with translated(sa.create_engine(file_url(path))):
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise sa.exc.DatabaseError("backup", None, error) from error
+
+
+def _copy_rows(source: Url, target: Url) -> None:
     """Every row of every table, in one transaction on each side; what was in the target goes."""
     engines = make_engine(source), make_engine(target)
     try:

@@ -66,6 +66,20 @@ def test_copies_stay_below_their_bound_and_the_least_used_go(bucket: Bucket, tmp
             assert path.stat().st_size == size
 
 
+def test_copies_of_what_another_one_deleted_go(bucket: Bucket, tmp_path: Path) -> None:
+    one, other = store_in(bucket, tmp_path / "one"), store_in(bucket, tmp_path / "other")
+    gone, stays = put(one, b"an erased update"), put(one, b"a model")
+    for digest in (gone, stays):
+        other.open(digest).close()
+    assert one.remove([gone], FAR_AHEAD, lambda _gone: None) == [gone]
+    assert other.collect([stays], FAR_AHEAD) == []
+    assert copies_in(other) == {stays}
+    shared = store_in(bucket, tmp_path / "other")  # of another process that has the folder, too
+    assert one.remove([stays], FAR_AHEAD, lambda _gone: None) == [stays]
+    assert shared.collect([], FAR_AHEAD) == []
+    assert copies_in(other) == set()
+
+
 def test_a_copy_may_go_while_it_is_used(bucket: Bucket, tmp_path: Path) -> None:
     store = store_in(bucket, tmp_path, 10)
     digest = put(store, b"1" * 10)
