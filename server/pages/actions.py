@@ -276,20 +276,28 @@ class Actions:
         then: str | None = None,
     ) -> Response:
         """Do it and lead back, or to ``then``; or the form again, with what was wrong."""
+        fields = page.fields
         try:
             form = await require_form(self.coordinator, request, run, role)
+            fields = [_keep_entry(one, form) for one in page.fields]
             await act(form)
         except Problem as problem:
             self.coordinator.telemetry.count_problem(problem.code)
             visit: Visit = request.state.visit
-            again = replace(
-                page, fault=str(problem), refusal=page.refusal or explain_refusal(visit, run, role)
-            )
+            refusal = page.refusal or explain_refusal(visit, run, role)
+            again = replace(page, fault=str(problem), refusal=refusal, fields=fields)
             return self._render(request, again, problem.status)
         return RedirectResponse(then or page.back, HTTPStatus.SEE_OTHER)
 
     def _render(self, request: Request, page: ActionPage, status: int = HTTPStatus.OK) -> Response:
         return render_visit(self.coordinator.sessions, request, "action.html", page, status)
+
+
+def _keep_entry(field: FormField, form: Form) -> FormField:
+    """With what was typed: what is hidden says how things are now, and a tick is given anew."""
+    if field.kind in ("hidden", "tick"):
+        return field
+    return replace(field, value=form.fields.get(field.name, field.value))
 
 
 async def require_form(
@@ -317,7 +325,11 @@ def explain_refusal(visit: Visit, run: str | None, role: UserRole = UserRole.OPE
         return ""
     if visit.person.role is not UserRole.VIEWER and role is UserRole.ADMIN:
         return "This is for admins; your token is an operator's."
-    return f"Your token is for reading{' other runs' if run is not None and visit.person.runs else ''} only."
+    if not visit.person.role.includes(role):
+        return "Your token is for reading only."
+    whose = ", ".join(sorted(visit.person.runs or ()))
+    what = "concerns all runs" if run is None else "is another run"
+    return f"Your token is for {whose} only; this {what}."
 
 
 def _explain_enrolment(action: str, found: EnrolmentView) -> str:

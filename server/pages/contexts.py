@@ -443,10 +443,14 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePage(Page):
+    """``asked...`` is what the address says, empty where a default stands."""
+
     asked: str
+    asked_baseline: str
+    asked_measure: str
+    asked_target: str
     names: Sequence[str]
     known: Sequence[str]
-    measure: str
     measure_words: str
     measures: Mapping[str, str]
     is_share: bool

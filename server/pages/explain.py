@@ -181,9 +181,10 @@ def travelling_sentence(config: RunConfig, round: int) -> str | None:
     if round == config.rounds:
         return "The run ends between two averages: its model is what the models of its clients average to."
     following = round + config.average_every - round % config.average_every
+    until = f"round {following}" if following <= config.rounds else f"the run ends with round {config.rounds}"
     return (
-        "No average yet: each model goes on to another client as it is, until round "
-        f"{following}. This round's model is what they would average to, and only scored. A weight below "
+        "No average yet: each model goes on to another client as it is, until "
+        f"{until}. This round's model is what they would average to, and only scored. A weight below "
         "adds to what the model that the client trained will count."
     )
 

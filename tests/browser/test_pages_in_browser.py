@@ -281,6 +281,73 @@ def test_a_coordinator_that_goes_away_is_said_and_found_again(
             page.locator(".lead", has_text="Stopped by the second process.").wait_for()
 
 
+def test_a_page_that_could_not_be_fetched_is_not_called_live(served: Served, chromium: Any) -> None:
+    with page_of(chromium) as page:
+        page.goto(f"{served.base}/runs/live-pause")
+        page.get_by_text("Live", exact=True).wait_for()
+        refused: list[str] = []
+
+        def refuse(route: Any) -> None:
+            """The first two times; what a proxy says while it restarts, and a connection that is cut."""
+            refused.append(route.request.url)
+            if len(refused) == 1:
+                route.fulfill(status=503, body="busy", headers={"Retry-After": "1"})
+            elif len(refused) == 2:
+                route.abort()
+            else:
+                route.continue_()
+
+        page.route("**/runs/live-pause", refuse)
+        served.post("/runs/live-pause/pause", {"reason": "nobody fetches this"})
+        page.get_by_text("This page is not up to date, trying again…").wait_for()
+        page.locator(".headline .state", has_text="paused").wait_for()
+        page.get_by_text("Live", exact=True).wait_for()
+        assert len(refused) >= 3
+        served.post("/runs/live-pause/resume", {})
+        page.locator(".headline .state", has_text="running").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (404, "This page is no longer there"),
+        (410, "no longer there"),
+        (403, "You may no longer see this page"),
+    ],
+)
+def test_a_page_that_is_gone_says_so_and_asks_no_more(
+    served: Served, chromium: Any, status: int, words: str
+) -> None:
+    with page_of(chromium) as page:
+        page.goto(f"{served.base}/runs/live-pause")
+        page.get_by_text("Live", exact=True).wait_for()
+        page.route("**/runs/live-pause", lambda route: route.fulfill(status=status, body="gone"))
+        served.post("/runs/live-pause/pause", {"reason": "before it goes"})
+        page.locator("#connection[data-state=final]", has_text=words).wait_for()
+        asked = len(page.asked)
+        served.post("/runs/live-pause/resume", {})
+        page.wait_for_timeout(1200)
+        assert page.asked[asked:] == []
+        assert page.locator("h1", has_text="live-pause").count() == 1, "what was shown stays"
+
+
+def test_choices_that_were_made_outlast_a_change(served: Served, chromium: Any) -> None:
+    """The list of states loses one, or gains one, above the one that is chosen."""
+    with page_of(chromium) as page:
+        page.goto(served.base)
+        page.get_by_text("Live", exact=True).wait_for()
+        page.select_option("#state", "running")
+        box = page.get_by_label("Compare live-pause", exact=True)
+        box.check()
+        served.post("/runs/live-pause/pause", {"reason": "seen from the list"})
+        page.get_by_role("row", name="live-pause").get_by_text("seen from the list").wait_for()
+        assert page.locator("#state").input_value() == "running"
+        assert box.is_checked()
+        served.post("/runs/live-pause/resume", {})
+        page.get_by_role("row", name="live-pause").get_by_text("running").wait_for()
+        assert page.locator("#state").input_value() == "running"
+
+
 def test_a_page_with_an_old_style_reloads_at_the_next_change(served: Served, chromium: Any) -> None:
     """As after an upgrade of the coordinator: the page that hangs there names an address of former times."""
     with page_of(chromium) as page:

@@ -5,10 +5,13 @@
 (() => {
   const SILENCE_MS = 45000; // the coordinator says something every 15 s
   const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
+  const GONE = { 403: "You may no longer see this page", 404: "This page is no longer there", 410: "This page is no longer there" };
   const main = document.getElementById("main");
   const connection = document.getElementById("connection");
   let stream = null;
   let failures = 0;
+  let following = false; // the stream is there
+  let refusals = 0; // refetches in a row without a page
   let lastFetch = 0; // when the page was asked for, by performance.now()
   let etag = null;
   let timer = null;
@@ -22,6 +25,13 @@
     connection.dataset.state = state;
     connection.querySelector("span").textContent = words;
   }
+
+  // Only a page that was fetched since the last event is true.
+  function sayLive() {
+    if (following && !refusals && main.dataset.events) say("live", "Live");
+  }
+
+  const backoff = (times) => RETRY_MS[Math.min(times, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
 
   // ------------------------------------------------------------- differences
 
@@ -90,24 +100,41 @@
     timer = null;
     busy = true;
     lastFetch = performance.now();
+    let patience = null; // milliseconds until the next try; null: there is a page
     try {
       const headers = { Accept: "text/html", "Feddisco-Refetch": "1" };
       if (etag) headers["If-None-Match"] = etag;
       const answer = await fetch(location.href, { headers, cache: "no-store" });
       if (answer.status === 401) signIn();
+      else if (answer.status in GONE) end(GONE[answer.status]);
       else if (answer.ok) {
         show(new DOMParser().parseFromString(await answer.text(), "text/html"));
         etag = answer.headers.get("ETag");
-      }
+      } else if (answer.status !== 304) patience = 1000 * Number(answer.headers.get("Retry-After")) || 0;
     } catch {
-      // The coordinator is away; the stream finds that out too, says so and tries again.
-    } finally {
-      busy = false;
-      if (again) {
-        again = false;
-        refresh();
-      }
+      patience = 0;
     }
+    busy = false;
+    if (patience !== null && main.dataset.events) {
+      say("waiting", "This page is not up to date, trying again…");
+      again = false;
+      timer = setTimeout(update, Math.max(patience, backoff(refusals)));
+      refusals += 1;
+      return;
+    }
+    refusals = 0;
+    sayLive();
+    if (again) {
+      again = false;
+      refresh();
+    }
+  }
+
+  // Nothing more will come, and what is shown stays.
+  function end(words) {
+    delete main.dataset.events;
+    stream?.abort();
+    say("final", words);
   }
 
   // The session is over: the coordinator asks for the token in place of this page.
@@ -141,15 +168,16 @@
       return;
     }
     const stay = holdInView();
+    const ticked = [...main.querySelectorAll("input[type=checkbox]:checked")].map((box) => `${box.name} ${box.value}`);
     morph(main, page.getElementById("main"));
+    for (const box of main.querySelectorAll("input[type=checkbox]")) {
+      if (ticked.includes(`${box.name} ${box.value}`)) box.checked = true; // its row may have moved
+    }
     stay();
     document.title = page.title;
     skew = Date.parse(main.dataset.now) - Date.now();
     tick();
-    if (!main.dataset.events) {
-      stream?.abort();
-      say("final", "Ended; nothing more will change");
-    }
+    if (!main.dataset.events) end("Ended; nothing more will change");
   }
 
   // ------------------------------------------------------------- the stream
@@ -159,8 +187,10 @@
   async function follow(signal) {
     const answer = await fetch(main.dataset.events, { headers: { Accept: "text/event-stream" }, signal });
     if (answer.status === 401) signIn();
+    if (answer.status in GONE) refresh(); // which finds out whether the page is
     if (!answer.ok) throw new Error(`${answer.status}`);
-    say("live", "Live");
+    following = true;
+    sayLive();
     if (failures) refresh();
     failures = 0;
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -191,11 +221,12 @@
         // Refused, cut or silent: all are answered by trying again.
       }
       stream.abort();
+      following = false;
       if (!main.dataset.events) return;
       say("waiting", "Connection lost, reconnecting…");
-      const pause = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+      const wait = backoff(failures);
       failures += 1;
-      await new Promise((go) => setTimeout(go, pause));
+      await new Promise((go) => setTimeout(go, wait));
     }
   }
 

@@ -176,6 +176,47 @@ def test_an_operator_changes_a_run(at: Live) -> None:
     assert at.run()["rounds"] == 7
 
 
+def test_a_refused_form_keeps_what_was_typed(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    started(at)
+    shown = inputs_of(olga.get("/runs/demo/do/change"))
+    again = olga.http.post("/runs/demo/do/change", data={**shown, "rounds": "7", "quorum": "<x>"})
+    assert again.status_code == 422
+    kept = inputs_of(again)
+    assert (kept["rounds"], kept["quorum"], kept["was_rounds"]) == ("7", "<x>", shown["rounds"])
+    unsure = olga.send("/runs/demo/do/stop", reason="the power is cut")
+    assert (unsure.status_code, inputs_of(unsure)["reason"]) == (422, "the power is cut")
+    assert "checked" not in unsure.text
+
+
+def test_who_may_not_is_told_what_the_token_is_for(at: Live) -> None:
+    vera, olga = add(at, "vera", "viewer", "demo"), add(at, "olga", "operator", "demo")
+    assert "Your token is for reading only." in vera.get("/runs/demo/do/stop").text
+    for address in ("/create", "/clients"):
+        assert "Your token is for demo only; this concerns all runs." in olga.get(address).text
+    page = olga.get("/runs/demo").text
+    assert ('">Stop</a>' in page, '">New run from this one</a>' in page) == (True, False)
+    assert '">New run from this one</a>' in add(at, "otto", "operator").get("/runs/demo").text
+
+
+def test_who_waits_for_approval_is_not_let_into_an_ended_run(at: Live) -> None:
+    at.create(name="careful", approve="sizes", min_clients=1)
+    olga = add(at, "olga", "operator")
+    assert at.site("xena").enrol("careful", 10).json()["status"] == "awaiting_approval"
+    command = "feddisco run approve careful xena"
+    assert at.admin.post("/runs/careful/pause", json={}).status_code in (200, 204, 409)
+    at.admin.post("/runs/careful/stop", json={})
+    at.wait_for(lambda: at.run("careful")["status"] == "stopped")
+    assert command not in olga.get("/runs/careful").text
+
+
+def test_a_run_that_is_not_scored_says_so(at: Live) -> None:
+    at.create(name="unscored", evaluate_every=0)
+    page = add(at, "olga", "operator").get("/runs/unscored").text
+    assert "This run&#39;s models are not scored" in page or "This run's models are not scored" in page
+    assert ("not evaluated yet" in page, "An evaluator scores" in page) == (False, False)
+
+
 def test_a_run_is_put_away_listed_again_and_deleted(at: Live) -> None:
     """The last by an admin only, with the box ticked; the reason is in the record."""
     olga, admin = add(at, "olga", "operator"), Browser(at, ADMIN)

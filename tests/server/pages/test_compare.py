@@ -241,12 +241,29 @@ def lines_of(client: TestClient, query: str) -> dict[str, dict[str, str]]:
     return {row[0].strip(): dict(zip(head, map(str.strip, row), strict=True)) for row in rows}
 
 
+def test_a_default_is_not_sent_back_as_a_choice(many: tuple[TestClient, Store]) -> None:
+    """Else other runs have no such baseline, and another measure another's target."""
+
+    def sent(query: str) -> dict[str, str]:
+        """What a browser sends if nothing is changed."""
+        html = read(many[0], f"/compare?{query}")
+        chosen = [e for e in html.all("option") if "selected" in e.attributes and e.parent is not None]
+        fields = {e.parent.attributes["name"]: e.attributes["value"] for e in chosen if e.parent}
+        fields |= {e.attributes["name"]: e.attributes.get("value", "") for e in html.all("input")}
+        return {name: fields.get(name, "") for name in ("baseline", "measure", "target")}
+
+    assert sent("runs=run-1,run-2") == {"baseline": "", "measure": "", "target": ""}
+    asked = {"baseline": "run-2", "measure": "accuracy", "target": "65"}
+    query = "&".join(f"{name}={value}" for name, value in asked.items())
+    assert sent(f"runs=run-1,run-2&{query}") == asked
+
+
 def test_every_score_of_a_run_is_a_measure(many: tuple[TestClient, Store]) -> None:
     html = read(many[0], "/compare?runs=run-1,run-2,run-3")
     offered = [e for e in html.all("option") if e.parent and e.parent.attributes.get("name") == "measure"]
-    names = ["accuracy", "loss", "calibration_error", "macro_f1", "perplexity"]
+    names = ["", "accuracy", "loss", "calibration_error", "macro_f1", "perplexity"]
     assert [option.attributes["value"] for option in offered] == names
-    assert offered[3].text == "macro F1 (headline)"
+    assert offered[4].text == "macro F1 (headline)"
 
 
 @pytest.mark.parametrize(

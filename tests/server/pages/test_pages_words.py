@@ -22,6 +22,7 @@ from server.pages.explain import (
     formula,
     legend,
     sentence,
+    travelling_sentence,
     weighting_name,
 )
 from server.pages.words import (
@@ -36,7 +37,7 @@ from server.pages.words import (
     tone,
 )
 from server.pages.words import sentence as written
-from shared.config import DiscoWeighting, Metric, SizesWeighting, UniformWeighting, Weighting
+from shared.config import DiscoWeighting, Metric, RunConfig, SizesWeighting, UniformWeighting, Weighting
 from shared.schemas import (
     AdjustmentView,
     EnrolmentStatus,
@@ -357,3 +358,17 @@ def test_how_a_discrepancy_was_disclosed(grade: Grade | None, epsilon: float | N
         grade=grade, epsilon=epsilon,
     )  # fmt: skip
     assert row.disclosed == words
+
+
+@pytest.mark.parametrize(
+    ("round", "said"),
+    [
+        (7, "until round 8."),
+        (8, "An average:"),
+        (9, "until the run ends with round 10."),
+        (10, "The run ends between two averages"),
+    ],
+)
+def test_models_travel_until_the_next_average_or_the_end(round: int, said: str) -> None:
+    config = RunConfig(name="a", rounds=10, average_every=4)
+    assert said in (travelling_sentence(config, round) or "")
