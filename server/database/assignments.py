@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import logging
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
 from server.database.assistances import find_next
 from server.database.clients import read_grants
@@ -47,6 +49,8 @@ from shared.schemas import (
 from shared.secure.coordinator import Phase
 
 __all__ = ["Work", "explain_waiting", "list_away", "next_assignments"]
+
+log = logging.getLogger("feddisco")
 
 NO_RUN = "no run on this coordinator is open to this client"
 _OPEN = [status for status in RunStatus if not status.is_terminal]
@@ -242,9 +246,14 @@ def _invite(
     found = {}
     for client, grant in grants.items():
         for run, revision in opened:
-            if run not in answered[client] and _admits(
-                configs.of(connection, run, revision).participants, client, grant
-            ):
+            if run in answered[client]:
+                continue
+            try:
+                config = configs.of(connection, run, revision)
+            except ValidationError:  # other runs go on; who opens this one is told the fault
+                log.error("the configuration of run %s cannot be read, nobody is invited to it", run)
+                continue
+            if _admits(config.participants, client, grant):
                 found[client] = Enrol(run=run)
                 break
     return found

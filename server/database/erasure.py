@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +50,13 @@ _TOLD_IN_A_ROUND = (
     "end_loss",
     "epsilon",
 )
+_SCORES = {"per_category": {}, "confusion": None}
+"""Of a score only these go, and all of ``extra`` and of the shadows' but what decides which round is best."""
 _NAMED_IN_CONFIG = ("participants", "assistant")
-_NAMING = ("participants", "reason")
-"""Details of other events that may name it."""
+_SAID = ("assistance_failed", "client_declined", "failure_reported")
+"""Events whose reason is in the client's own words."""
 
-Replace = Callable[[Any], Any]
+Replace = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,12 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     name, said = _add_nameless(connection, client, now), _list_words(connection, client)
     _move_rows(connection, client, name)
     replace = _make_replace(client, name, said)
-    _rename_in_runs(connection, its_runs, replace)
+    _rename_in_runs(connection, its_runs, client, name, said, replace)
     moved = runs.update().where(runs.c.run.in_(its_runs)).values(version=runs.c.version + 1)
     connection.execute(moved)  # whoever knows them by heart reads them again
     connection.pending.update(dict.fromkeys(its_runs))
     _rename_in_events(connection, its_runs, client, name, replace)
-    _rename_in_deletions(connection, replace)
+    _rename_in_deletions(connection, client, name, replace)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}
     connection.execute(join_tokens.update().where(join_tokens.c.name == client).values(token))
     connection.execute(identity_pins.delete().where(identity_pins.c.client == client))
@@ -127,11 +129,10 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
 def _lock_its_runs(connection: Writing, client: str) -> list[str]:
     """Those in which it took part, and those whose configuration names it."""
     took_part = connection.select(sa.select(enrolments.c.run).where(enrolments.c.client == client)).scalars()
-    without = _make_replace(client, "", ())
     named = (
         run
         for run, config in connection.select(sa.select(runs.c.run, runs.c.config)).all()
-        if any(without(config.get(key)) != config.get(key) for key in _NAMED_IN_CONFIG)
+        if _rename_in_config(config, client, "") != config
     )
     of_client = runs.c.run.in_({*took_part, *named})
     locked = sa.select(runs.c.run).where(of_client).order_by(runs.c.run)
@@ -157,7 +158,8 @@ def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
 
 def _list_words(connection: Reading, client: str) -> list[str]:
     """The reasons that it gave, which others' rows may repeat; longer ones first."""
-    own = connection.select(sa.select(events.c.detail).where(events.c.actor == client)).scalars()
+    its_own = sa.and_(events.c.actor == client, events.c.client == client, events.c.kind.in_(_SAID))
+    own = connection.select(sa.select(events.c.detail).where(its_own)).scalars()
     found = {detail["reason"] for detail in own if isinstance(detail.get("reason"), str)}
     return sorted(found - {""}, key=len, reverse=True)
 
@@ -166,39 +168,80 @@ def _move_rows(connection: Writing, client: str, name: str) -> None:
     new: dict[sa.Table, dict[str, Any]] = {
         enrolments: {"device": "", "examples": 0} | dict.fromkeys(_TOLD_AT_ENROLMENT),
         participants: dict.fromkeys(_TOLD_IN_A_ROUND),
-        evaluations: {"per_category": {}, "extra": {}},
+        evaluations: _SCORES,
     }
+    _clear_extra_scores(connection, client)
     for table, values in new.items():
         connection.execute(table.update().where(table.c.client == client).values(client=name, **values))
 
 
+def _clear_extra_scores(connection: Writing, client: str) -> None:
+    """All but those by which the run chooses its model: its best round would be another one without them."""
+    columns = [*evaluations.primary_key, evaluations.c.extra, evaluations.c.shadows, runs.c.config]
+    chosen = sa.select(*columns).join(runs, runs.c.run == evaluations.c.run)
+    for row in connection.select(chosen.where(evaluations.c.client == client)).all():
+        deciding = {row.config.get("headline"), (row.config.get("stop_when") or {}).get("metric")}
+        values = {"extra": {key: row.extra[key] for key in row.extra if key in deciding}}
+        if row.shadows is not None:
+            values["shadows"] = {
+                label: {key: score.get(key) for key in ("loss", "accuracy")} | {"extra": {}}
+                for label, score in row.shadows.items()
+            }
+        one = sa.and_(evaluations.c.run == row.run, evaluations.c.round == row.round)
+        connection.execute(evaluations.update().where(one, evaluations.c.client == client).values(values))
+
+
 def _make_replace(client: str, name: str, said: Sequence[str]) -> Replace:
-    """Its name and what it said, in texts, and in texts inside lists and objects."""
+    """Its name and what it said, in a text.
+
+    Its words stand behind a colon, as reasons quote them; elsewhere the same words are somebody else's. All
+    in one look, so that what is put in is not looked through again.
+    """
     # at the end of a sentence a full stop is none of the name
-    word = re.compile(rf"(?<![A-Za-z0-9._-]){re.escape(client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])")
-
-    def replace(value: Any) -> Any:
-        if isinstance(value, str):
-            for words in said:
-                value = value.replace(words, "(erased)")
-            return word.sub(name, value)
-        if isinstance(value, list):
-            return [replace(each) for each in value]
-        if isinstance(value, dict):
-            return {key: replace(each) for key, each in value.items()}
-        return value
-
-    return replace
+    word = rf"(?<![A-Za-z0-9._-]){re.escape(client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
+    quoted = [rf"(?<=: ){re.escape(words)}(?!\w)" for words in said]
+    pattern = re.compile("|".join((*quoted, word)))
+    return lambda text: pattern.sub(lambda match: name if match[0] == client else "(erased)", text)
 
 
-def _rename_in_runs(connection: Writing, its_runs: Sequence[str], replace: Replace) -> None:
+def _rename(value: Any, client: str, name: str) -> Any:
+    """Where a list or an object names clients: only this one, whole."""
+    if isinstance(value, list):
+        return [name if each == client else _rename(each, client, name) for each in value]
+    if isinstance(value, dict):
+        return {
+            key: name if key == "client" and each == client else _rename(each, client, name)
+            for key, each in value.items()
+        }
+    return value
+
+
+def _rename_in_config(config: Mapping[str, Any], client: str, name: str) -> dict[str, Any]:
+    return {
+        key: _rename(value, client, name) if key in _NAMED_IN_CONFIG else value
+        for key, value in config.items()
+    }
+
+
+def _rename_in_runs(
+    connection: Writing,
+    its_runs: Sequence[str],
+    client: str,
+    name: str,
+    said: Sequence[str],
+    replace: Replace,
+) -> None:
     """Reasons of others may name it, and so may the list of those who may take part."""
     of_tables = [table.c.reason for table in (runs, enrolments, rounds, participants, assistances)]
-    for column in (*of_tables, assistances.c.fault):
+    for column in of_tables:
         _rename_in_column(connection, column, its_runs, replace)
+    faults = dict.fromkeys(said, "(erased)")  # an assistant's words, alone
+    _rename_in_column(
+        connection, assistances.c.fault, its_runs, lambda text: faults.get(text) or replace(text)
+    )
     named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
     for run, config, revision in connection.select(named).all():
-        changed = config | {key: replace(config.get(key)) for key in _NAMED_IN_CONFIG if key in config}
+        changed = _rename_in_config(config, client, name)
         if changed != config:
             values = {"config": changed, "revision": revision + 1}
             connection.execute(runs.update().where(runs.c.run == run).values(values))
@@ -240,7 +283,10 @@ def _rename_event(row: Any, client: str, name: str, replace: Replace) -> dict[st
     detail = dict(row.detail)
     if client in (row.client, row.actor) or detail.get("name") == client:
         detail = {key: value for key, value in detail.items() if key not in _ITS_OWN}
-    detail |= {key: replace(detail[key]) for key in _NAMING if key in detail}
+    if isinstance(detail.get("reason"), str):
+        detail["reason"] = replace(detail["reason"])
+    if "participants" in detail:
+        detail["participants"] = _rename(detail["participants"], client, name)
     values = {
         "new_client": name if row.client == client else row.client,
         "new_actor": name if row.actor == client else row.actor,
@@ -249,13 +295,12 @@ def _rename_event(row: Any, client: str, name: str, replace: Replace) -> dict[st
     return values if list(values.values()) != [row.client, row.actor, row.detail] else None
 
 
-def _rename_in_deletions(connection: Writing, replace: Replace) -> None:
+def _rename_in_deletions(connection: Writing, client: str, name: str, replace: Replace) -> None:
     for row in connection.select(sa.select(deletions.c.id, deletions.c.reason, deletions.c.record)).all():
         record = dict(row.record)
-        record["clients"] = [each | {"client": replace(each["client"])} for each in record["clients"]]
-        record["reason"] = replace(record["reason"])
-        config = record["config"]
-        record["config"] = config | {key: replace(config[key]) for key in _NAMED_IN_CONFIG if key in config}
-        values = {"reason": replace(row.reason), "record": record}
+        record["clients"] = _rename(record["clients"], client, name)
+        record["config"] = _rename_in_config(record["config"], client, name)
+        values = {"reason": row.reason and replace(row.reason), "record": record}
+        record["reason"] = record["reason"] and replace(record["reason"])
         if values != {"reason": row.reason, "record": row.record}:
             connection.execute(deletions.update().where(deletions.c.id == row.id).values(values))

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from feddisco.backup import back_up, restore
 from feddisco.replay import replay_round
 from server.clock import utc_now
+from server.database import erasure
 from server.database.session import make_engine
 from server.database.tables import metadata
 from server.removals import FILE, Removals
@@ -204,6 +205,108 @@ def test_a_restored_backup_does_not_bring_it_back(database_url: str, tmp_path: P
         make_old(at)
         at.coordinator.runner.collect_unneeded()
         assert not any(at.coordinator.blobs.exists(digest) for digest in own)
+
+
+def test_words_of_one_client_change_nothing_that_others_are_called(at: Live) -> None:
+    """Any client can choose its words: they may be a part of others' names, or of the coordinator's words."""
+    others = ["a-clinic", "b-clinic", "anyone"]
+    participants = {"trainers": [*others, "west"], "evaluators": "anyone"}
+    at.create("demo", participants=participants, weighting={"kind": "sizes"}, min_clients=3)
+    at.create("second", participants="anyone", min_clients=3)
+    sites = {name: at.site(name) for name in [*others, "west"]}
+    for words in ("clinic", "a", "anyone", "left at its own request"):
+        said = {"code": "no-data", "reason": words}
+        assert sites["west"].http.post("/runs/demo/decline", json=said).status_code == 204
+    for name in ("a-clinic", "west"):
+        assert sites[name].enrol("second", 10).status_code == 200
+        assert sites[name].http.delete("/runs/second/enrolments/me").status_code == 204
+    assert at.admin.post("/clients/west/erase").status_code == 200
+    config = at.run()["config"]["participants"]
+    assert config["trainers"] == [*others, "erased-1"]
+    assert config["evaluators"] == "anyone"
+    assert sites["b-clinic"].until("enrol")["run"] == "demo"
+    rows = {row["client"]: row["reason"] for row in at.run("second")["enrolments"]}
+    assert rows == {"a-clinic": "left at its own request", "erased-1": None}
+    assert at.admin.post("/clients/anyone/erase").status_code == 200
+    assert at.run()["config"]["participants"]["evaluators"] == "anyone", "a word of ours"
+    assert at.run("second")["config"]["participants"]["trainers"] == "anyone"
+
+
+def test_a_configuration_that_cannot_be_read_costs_its_own_run_only(at: Live) -> None:
+    at.create("broken", min_clients=2)
+    at.create("sound", min_clients=2)
+    runs = metadata.tables["runs"]
+    with at.coordinator.store.engine.begin() as connection:
+        broken = {"config": {"name": "?"}, "revision": runs.c.revision + 1, "version": runs.c.version + 1}
+        connection.execute(runs.update().where(runs.c.run == "broken").values(broken))
+    assert at.site("north").until("enrol")["run"] == "sound"
+
+
+@pytest.mark.parametrize("metric", ["macro_f1", "sensitivity:cat"])
+def test_an_erased_evaluator_leaves_what_chose_the_model_and_no_other_score(at: Live, metric: str) -> None:
+    at.create(
+        min_clients=1, rounds=3, quorum=1, weighting={"kind": "sizes"}, keep="best",
+        metrics=["macro_f1", "sensitivity:cat"], stop_when={"metric": metric, "patience": 3},
+        shadow=[{"kind": "uniform"}],
+    )  # fmt: skip
+    judges = [at.site(name) for name in ("judge-1", "judge-2", "judge-3")]
+    for judge in judges:
+        assert judge.enrol("demo", 30, role="evaluator").status_code == 200
+    trainer = at.site("north")
+    assert trainer.enrol("demo", 10, index=0).status_code == 200
+    for number, value in ((1, 0.2), (2, 0.9), (3, 0.4)):
+        assert trainer.until("train")["round"] == number
+        assert trainer.upload("demo", number, file_of(float(number))).status_code == 200
+        at.wait_for(lambda number=number: at.run()["completed_rounds"] >= number)
+        extra = {"macro_f1": value, "sensitivity:cat": value, "sensitivity:dog": 0.125}
+        score = {
+            "loss": 1.0, "accuracy": 0.5, "examples": 30, "per_category": {"cat": 0.25}, "extra": extra,
+            "confusion": [[0.25, 0.75], [0.5, 0.5]],
+            "shadows": {"uniform": {"loss": 2.0, "accuracy": 0.25, "extra": {"sensitivity:cat": 0.125}}},
+        }  # fmt: skip
+        for judge in judges:
+            assert judge.http.put(f"/runs/demo/rounds/{number}/metrics", json=score).status_code == 204
+    at.wait_for(lambda: at.run()["status"] == "completed")
+    model = at.run()["model"]
+    assert at.admin.post("/clients/judge-1/erase").status_code == 200
+    assert at.run()["model"] == model
+    scores = [each for each in at.admin.get("/runs/demo/evaluations").json() if each["client"] == "erased-1"]
+    assert [each["extra"] for each in scores if each["round"] == 2] == [{metric: 0.9}]
+    for each in scores:
+        assert (each["per_category"], each["confusion"], each["accuracy"]) == ({}, None, 0.5)
+        assert each["shadows"]["uniform"] == {"loss": 2.0, "accuracy": 0.25, "extra": {}}
+
+
+def test_of_each_column_it_is_decided_whether_it_goes() -> None:
+    """A new column of what a client tells must be added here, and to what is erased if it has to go."""
+    goes = {
+        "enrolments": {"device", "examples", *erasure._TOLD_AT_ENROLMENT},
+        "participants": set(erasure._TOLD_IN_A_ROUND),
+        "evaluations": {"extra", "shadows", *erasure._SCORES},
+    }
+    stays = {
+        "enrolments": {"run", "client", "role", "status", "index", "enrolled_at"},
+        "participants": {
+            *(
+                "run",
+                "round",
+                "attempt",
+                "client",
+                "index",
+                "status",
+                "examples",
+                "relative_size",
+                "taken_at",
+            ),
+            *("update", "bytes", "steps", "uploaded_at", "included", "size_share", "discrepancy"),
+            *("discrepancy_share", "score", "weight", "size_weight", "uncapped_weight", "norm"),
+            *("largest_entry", "cosine", "share", "details", "answered"),
+            *("start_model", "start_number", "started_from"),
+        },
+        "evaluations": {"run", "round", "client", "loss", "accuracy", "examples", "at"},
+    }
+    for table, gone in goes.items():
+        assert {column.name for column in metadata.tables[table].c} == gone | stays[table], table
 
 
 def test_a_name_inside_other_words_is_left_alone(at: Live) -> None:
