@@ -4,8 +4,9 @@
 
     STATE/identity.key             this client's private Ed25519 key (mode 0600)
     STATE/runs/RUN/secure.json     keys of the newest attempt (mode 0600), on disk before any answer is sent
-    STATE/runs/RUN/known.json      the others' public identity keys, as this site first saw them; that it is
-                                   there says that the run was joined with secure sums
+    STATE/runs/RUN/known.json      the others' public identity keys, the sums over all trainers, the rule of
+                                   weights: as this site first saw them; that it is there says that the run
+                                   was joined with secure sums
     STATE/runs/RUN/summed.json     which sums this site has helped to unmask, and its score in the newest one
     STATE/label-sums.json          over which sites the label counts here were summed, for a global target
 
@@ -36,7 +37,7 @@ from shared.schemas import SecureAnswer, SecureStep, SumTotals, Train, UpdateRep
 from shared.secure.client import Client
 from shared.secure.faults import AttemptAbandoned, ProtocolRefused
 from shared.secure.messages import Answer, Attempt, Inbox, View
-from shared.weightings import Contribution
+from shared.weightings import AnyWeighting, Contribution
 from shared.weightings.base import Totals
 from worker.faults import UPLOAD_BREAKS, LocalFault, describe_broken_upload
 
@@ -54,6 +55,8 @@ __all__ = ["SecureWork"]
 
 _TOLERANCE = 2.0**-20
 """Totals are sums of discrepancies, or of shares of classes, in steps of 2^-40."""
+_NEARLY_ALL = 0.9
+"""A site of this weight is told that the others hide little of its update."""
 _LABEL_SUMS = "label-sums.json"
 _KNOWN = "known.json"
 
@@ -84,7 +87,11 @@ class _LabelSums(Frozen):
 
 
 class _Known(Frozen):
+    """What this site was told first. Earlier versions kept neither ``totals`` nor ``weighting``."""
+
     identities: dict[int, str] = Field(default_factory=dict)
+    totals: SumTotals | None = None
+    weighting: AnyWeighting | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ class SecureWork:
         if step.round < newest and step.round:
             raise ProtocolRefused(f"round {step.round} is over: this site has unmasked round {newest}")
         self._tell_weight(step, journal)
+        _hold_totals(step.totals, local.view.config.weighting, journal)
         identities = self._meet(step, journal)
         secure = local.view.config.secure
         if secure is None:
@@ -188,18 +196,22 @@ class SecureWork:
             fingerprint = format_fingerprint(identity_fingerprint(shown[index]) or "")
             who = "this client" if index == step.index else f"client {index}"
             self.reporter.say(f"{step.run}: {who} is known by the identity key {fingerprint}")
-        _keep(journal.folder / _KNOWN, _Known(identities={**known.identities, **shown}))
+        met = known.model_copy(update={"identities": {**known.identities, **shown}})
+        _keep(journal.folder / _KNOWN, met)
         return {index: bytes.fromhex(key) for index, key in shown.items()}
 
     def _tell_weight(self, step: SecureStep, journal: RunJournal) -> None:
-        """Its own p_k in the newest round that took its update, which nobody else can know."""
+        """Its own p_k in the newest round that took its update: nobody knew it before the sum."""
         summed = _read_summed(journal)
         if not step.score_sum or summed.scored != step.last_aggregated_round:
             return
         weight = summed.score / step.score_sum
+        who = "nobody else knows it"
+        if weight >= _NEARLY_ALL:
+            who = "so the sum is nearly this site's update alone, and who reads the sum reads the update"
         self.reporter.say(
             f"{step.run} round {summed.scored}: own weight {weight:.4f} "
-            f"(score {summed.score:.4f} of {step.score_sum:.4f} in all); nobody else knows it"
+            f"(score {summed.score:.4f} of {step.score_sum:.4f} in all); {who}"
         )
         own = {"score": summed.score, "score_sum": step.score_sum, "weight": weight}
         self.record(f"kept here, own weight in {step.run} round {summed.scored}", own)
@@ -235,6 +247,7 @@ class SecureWork:
 
     def _check_train(self, assignment: Train, local: LocalRun, journal: RunJournal) -> None:
         _find_client(assignment, local, journal)
+        _hold_totals(assignment.totals, local.view.config.weighting, journal)
         totals = _require_totals(assignment.totals)
         _check_counts(totals, local)
         own = self._find_own(local, assignment.index, totals)
@@ -375,6 +388,24 @@ def _check_counts(totals: SumTotals, local: LocalRun) -> None:
 
 
 # ---------------------------------------------------------------- what is kept
+
+
+def _hold_totals(totals: SumTotals | None, weighting: AnyWeighting, journal: RunJournal) -> None:
+    """The totals of a run are summed once, in round 0; they and the rule of weights stay as first told.
+
+    By others, the same for all sites, a coordinator could choose one site whose score alone is not 0: the sum
+    would be that site's update.
+    """
+    if totals is None:
+        return
+    known = _read(journal.folder / _KNOWN, _Known) or _Known()
+    if known.totals not in (None, totals):
+        raise ProtocolRefused("the coordinator tells other sums over all trainers than it did before")
+    if known.weighting not in (None, weighting):
+        raise ProtocolRefused("the coordinator tells another rule of weights than it did before")
+    if known.totals is None or known.weighting is None:
+        told = known.model_copy(update={"totals": totals, "weighting": weighting})
+        _keep(journal.folder / _KNOWN, told)
 
 
 def _check_repeated(journal: RunJournal, client: Client) -> None:

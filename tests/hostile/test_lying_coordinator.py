@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Work = dict[str, Any]
 Lie = Callable[[Work], None]
 OTHER = "f" * 64
+ALONE = 11.2
+"""``b`` for which, with ``a`` 50, one of four sites of the partition has a score above 0."""
 
 
 class Lying(httpx.BaseTransport):
@@ -142,6 +144,55 @@ def test_a_lie_ends_the_attempt_and_is_told(
     assert at.admin.post("/runs/lied/stop").status_code == 200
     for site in sites:
         site.join()
+
+
+def tell_other_totals_later(work: Work) -> None:
+    """Below each site's discrepancy but one, times a: the sum of round 2 would be that site's update."""
+    if work.get("totals") and work["round"] > 1:
+        work["totals"] |= {"examples": 10**9, "discrepancy": 4.2}
+
+
+def test_the_totals_of_the_first_round_are_those_of_all(at: Live, tmp_path: Path) -> None:
+    """All sites are told the same lie, so that no two of them could find it by comparing."""
+    training = {"local": {"steps": 2, "batch_size": 8}, "weighting": {"kind": "disco"}}
+    config = run_config("lied", rounds=3, max_attempts=1, secure={}, **training)
+    create(at, **config.model_dump(mode="json"))
+    sites: list[Member] = [
+        worker(
+            at,
+            tmp_path,
+            f"site-{index}",
+            partition="run",
+            index=index,
+            transport=Lying(tell_other_totals_later),
+        )
+        for index in range(3)
+    ]
+    at.wait_for(lambda: at.run("lied")["status"] == RunStatus.PAUSED, 60)
+    found = at.run("lied")
+    assert (found["completed_rounds"], found["current_round"]["round"]) == (1, 2)
+    assert found["current_round"]["secure"]["score"] is None, "nothing was unmasked"
+    sentence = "tells other sums over all trainers than it did before"
+    at.wait_for(lambda: all(sentence in site.log for site in sites))
+    assert at.admin.post("/runs/lied/stop").status_code == 200
+    for site in sites:
+        site.join()
+
+
+def test_a_site_that_is_nearly_the_whole_sum_is_told_so(at: Live, tmp_path: Path) -> None:
+    """No lie: a and b are the operator's, and leave the others a score of 0."""
+    weighting = {"kind": "disco", "a": 50, "b": ALONE}
+    training = {"local": {"steps": 2, "batch_size": 8}, "weighting": weighting, "partition": "niid1:4:0.3"}
+    config = run_config("alone", rounds=2, min_clients=4, secure={}, **training)
+    create(at, **config.model_dump(mode="json"))
+    sites = [worker(at, tmp_path, f"site-{index}", partition="run", index=index) for index in range(4)]
+    at.wait_for(lambda: at.run("alone")["status"] == RunStatus.COMPLETED, 60)
+    for site in sites:
+        site.join()
+    lines = [line for site in sites for line in site.log.splitlines() if "own weight" in line]
+    assert len([line for line in lines if "own weight 1.0000" in line]) == 1
+    for line in lines:
+        assert ("who reads the sum reads the update" in line) == ("own weight 1.0000" in line)
 
 
 class Unmasking(httpx.BaseTransport):

@@ -8,14 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shared.config import DiscoWeighting
 from shared.problems import InvalidConfiguration
+from shared.schemas import SumTotals
 from shared.secure.client import Client
 from shared.secure.faults import ProtocolRefused
 from shared.secure.messages import Attempt
 from shared.secure.ring import Ring
 from tests.helpers.secure_parties import Party, random_vectors
 from worker.journal import Journal, RunJournal
-from worker.secure_work import _check_apart, _check_repeated, _keep_client, _note_disclosed, _read, _Summed
+from worker.secure_work import (
+    _check_apart,
+    _check_repeated,
+    _hold_totals,
+    _keep,
+    _keep_client,
+    _Known,
+    _note_disclosed,
+    _read,
+    _Summed,
+)
 from worker.state import describe_identity, find_identities, obtain_identity
 
 RING = Ring(64, clients=5, limit=8.0)
@@ -83,6 +95,31 @@ def test_the_first_sum_is_remembered_beside_the_newest(journal: RunJournal) -> N
     fewer = agreed(Party(vectors, RING, attempt=attempt(0, 9)), list(vectors)[:3])
     with pytest.raises(ProtocolRefused):
         _check_repeated(journal, fewer)
+
+
+TOTALS = SumTotals(clients=4, examples=1000, discrepancy=2.1, counts=(400, 600))
+DISCO = DiscoWeighting(normalise="all_clients", on_all_zero="raise")
+
+
+@pytest.mark.parametrize(
+    "other", [{"examples": 10**9}, {"discrepancy": 4.2}, {"clients": 3}, {"counts": (600, 400)}]
+)
+def test_totals_and_the_rule_of_weights_stay_as_first_told(
+    tmp_path: Path, journal: RunJournal, other: dict[str, object]
+) -> None:
+    """By others a coordinator could choose the one site whose score is not 0."""
+    _keep(journal.folder / "known.json", _Known(identities={1: "a" * 64}))  # as earlier versions left it
+    _hold_totals(None, DISCO.model_copy(update={"a": 9.0}), journal)  # round 0: nothing is told yet
+    _hold_totals(TOTALS, DISCO, journal)
+    restarted = Journal(tmp_path, lambda words: None).open_run("skin")
+    _hold_totals(TOTALS, DISCO, restarted)
+    with pytest.raises(ProtocolRefused, match="other sums over all trainers than it did before"):
+        _hold_totals(TOTALS.model_copy(update=other), DISCO, restarted)
+    with pytest.raises(ProtocolRefused, match="another rule of weights than it did before"):
+        _hold_totals(TOTALS, DISCO.model_copy(update={"a": 50.0, "b": 11.2}), restarted)
+    assert _read(restarted.folder / "known.json", _Known) == _Known(
+        identities={1: "a" * 64}, totals=TOTALS, weighting=DISCO
+    )
 
 
 def test_keys_are_private_files_and_survive_the_process_and_its_sweep(tmp_path: Path) -> None:
