@@ -233,7 +233,11 @@ class SecureSums(Frozen):
     """Updates are added up so that nobody learns one of them: fixed point, and masks in the service."""
 
     threshold: float = Field(
-        2 / 3, gt=0.5, le=1, description="share of a round's clients without whom nothing is unmasked"
+        2 / 3,
+        gt=0.5,
+        le=1,
+        description="share t/n of a round's clients without whom nothing is unmasked; fewer than 2t - n of "
+        "them learn nothing of another, also together with a coordinator that lies",
     )
     clip: float = Field(8.0, gt=0, description="largest change of one parameter by one client")
     bits: Bits = Field(64, description="of a summed number: 32 halves the bytes, 64 is finer")

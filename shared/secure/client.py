@@ -277,6 +277,9 @@ class Client(Message):
     def disclose(self, agreements: Agreements) -> tuple[Client, Disclosure]:
         """The shares that unmask the sum: of a survivor its seed's, of a drop-out its mask key's, never both.
 
+        Two sets of survivors cannot both have t of n signatures while fewer than 2t - n members sign two:
+        so many colluders could have one half of the others give a member's seed, and the other its mask key.
+
         Raises:
             ProtocolRefused: fewer members than the threshold have signed the set that this client signed.
         """

@@ -15,7 +15,11 @@ __all__ = ["COMPLETE_UP_TO", "Graph", "degree_for", "draw_graph"]
 COMPLETE_UP_TO = 64
 _FAILING = 2.0**-40
 _ADVERSE = 0.2
-"""The share of clients that may collude with the coordinator, and the share that may drop out."""
+"""The share of clients that may collude with the coordinator, and the share that may drop out.
+
+With a coordinator that shows different survivors to different clients so many may collude only where the
+run's threshold is above 0.6 (``Client.disclose``).
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def degree_for(members: int) -> int:
     Above 64 the smallest even number for which, with a fifth of the members colluding and another fifth
     dropping out, each of these has a probability below 2^-40: some member's neighbourhood has enough
     colluders to rebuild its keys, or too few left to do it; the honest members left are cut off from each
-    other (theorem 3.10, hypergeometric tails).
+    other (theorem 3.10, hypergeometric tails). That all are asked for the same keys is not the graph's to
+    hold but the signatures', by the run's threshold.
     """
     if members <= COMPLETE_UP_TO:
         return members - 1

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from shared.secure.client import Client
+from shared.secure.client import Client, mask_key_between, seed_mask_key
 from shared.secure.faults import AttemptAbandoned, ProtocolRefused
 from shared.secure.keys import has_signed, make_agreement_key, make_identity, sign
+from shared.secure.masks import Mask, apply_masks
 from shared.secure.messages import (
     Advertisement,
     Agreements,
@@ -20,7 +21,8 @@ from shared.secure.messages import (
     View,
     survivors_text,
 )
-from shared.secure.ring import Ring
+from shared.secure.ring import Ring, RingVector
+from shared.secure.sharing import combine
 from tests.helpers.secure_parties import ATTEMPT, VIEW, Party, random_vectors
 
 RING = Ring(64, 6, 1.0)
@@ -252,6 +254,66 @@ def test_signatures_that_do_not_count(party: Party) -> None:
     ):
         with pytest.raises(ProtocolRefused, match=r"^[01] clients have signed"):
             party.clients[1].disclose(Agreements(signatures=signatures))
+
+
+def show_two_sets(party: Party, colluders: int) -> RingVector:
+    """What a coordinator reads of the first client that tells half of the others that it dropped out.
+
+    The last ``colluders`` clients sign both sets, and give all that they hold.
+    """
+    everybody = list(party.vectors)
+    roster = party.advertise(everybody)
+    party.upload(party.share_keys(roster, everybody), everybody)
+    honest, bad = everybody[: len(everybody) - colluders], everybody[len(everybody) - colluders :]
+    victim, middle = everybody[0], (len(honest) + 1) // 2
+    held = {index: party.clients[index].held for index in bad}
+    seeds = {index: found[victim].seed for index, found in held.items() if victim in found}
+    mask_keys = {index: found[victim].mask_key for index, found in held.items() if victim in found}
+    for group, members in ((honest[:middle], everybody), (honest[middle:], everybody[1:])):
+        signatures = {}
+        for index in group:
+            party.clients[index], agreement = party.clients[index].agree(Survivors(members=tuple(members)))
+            signatures[index] = agreement.signature
+        text = survivors_text(party.attempt, roster.digest, members)
+        signatures |= {index: sign(party.keys[index], text) for index in bad}
+        for index in group:
+            _, disclosed = party.clients[index].disclose(Agreements(signatures=signatures))
+            seeds |= {index: disclosed.seeds[victim]} if victim in disclosed.seeds else {}
+            mask_keys |= {index: disclosed.mask_keys[victim]} if victim in disclosed.mask_keys else {}
+    graph = roster.graph(party.share)
+    seed = combine(seeds, graph.threshold, graph.holders(victim))
+    key = combine(mask_keys, graph.threshold, graph.holders(victim))
+    masks = [Mask(seed_mask_key(seed, party.attempt, victim), -1)]
+    for other in graph.neighbours(victim):
+        between = mask_key_between(key, roster, party.attempt, victim, other)
+        masks.append(Mask(between, 1 if victim > other else -1))
+    read = party.uploads[victim].copy()
+    apply_masks(read, masks)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "enough"),
+    [(4, 2 / 3, 2), (6, 2 / 3, 2), (10, 2 / 3, 4), (30, 2 / 3, 10), (6, 0.8, 4), (10, 0.8, 6)],
+)
+def test_so_many_colluders_as_the_documents_say_read_an_update_and_no_fewer(
+    clients: int, share: float, enough: int
+) -> None:
+    """docs/privacy.md: 2t - n sign two sets of survivors, half of the honest ones each."""
+    ring = Ring(64, clients, 1.0)
+    vectors = random_vectors(ring, clients, 6, 0)
+    with pytest.raises(ProtocolRefused, match="the coordinator may be showing different sets"):
+        show_two_sets(Party(vectors, ring, share), enough - 1)
+    assert (show_two_sets(Party(vectors, ring, share), enough) == vectors[1]).all()
+
+
+def test_a_sparse_graph_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 14 clients with 8 neighbours 9 must sign: 4 could sign two sets, 3 cannot."""
+    monkeypatch.setattr("shared.secure.graph.degree_for", lambda members: 8)
+    ring = Ring(64, 14, 1.0)
+    party = Party(random_vectors(ring, 14, 6, 0), ring, share=0.6)
+    with pytest.raises(ProtocolRefused, match=r"8 clients have signed the set .* 9 are needed"):
+        show_two_sets(party, 3)
 
 
 # ---------------------------------------------------------------- shares of both
