@@ -286,7 +286,7 @@ class SecureWork:
             vector = plan.encode(model, journal.folder / update.file, score, update.report.steps)
         except ModelDiverged as error:
             raise LocalFault(Fault(FaultCode.DIVERGED), str(error)) from error
-        written = self._hide(client, assignment.inbox, vector, journal)
+        written = _hide(client, assignment.inbox, vector, journal)
         summed = _read_summed(journal).model_copy(update={"scored": assignment.round, "score": score})
         _keep(journal.folder / "summed.json", summed)
         told = UpdateReport(attempt=assignment.attempt, steps=0, examples=0, epsilon=update.report.epsilon)
@@ -298,7 +298,7 @@ class SecureWork:
 
         client = _guarded(lambda: _find_client(step, local, journal))
         vector = encode_totals(local.view.config, self._find_own(local, step.index, None))
-        written = self._hide(client, step.inbox, vector, journal)
+        written = _hide(client, step.inbox, vector, journal)
         report = UpdateReport(attempt=step.attempt, steps=0, examples=0)
         try:
             self.coordinator.upload(step.run, step.round, report, written.path, written.digest)
@@ -307,15 +307,6 @@ class SecureWork:
         asked = local.view.config.weighting.discrepancy
         what = "label counts" if asked is not None and asked.target == "global" else "discrepancy"
         self.reporter.say(f"{step.run}: sent examples and {what}, masked, for the sum over all trainers")
-
-    def _hide(self, client: Client, inbox: Inbox | None, vector: RingVector, journal: RunJournal) -> Written:
-        from shared.aggregation.secure_sums import write_vector
-
-        if inbox is None:
-            raise LocalFault(Fault(FaultCode.SUM_REFUSED), "the coordinator asks for an update without masks")
-        moved = _guarded(lambda: client.mask(inbox, vector))
-        _keep_client(journal, moved)
-        return write_vector(journal.folder / "masked.safetensors", vector)
 
     def _find_own(self, local: LocalRun, index: int, totals: SumTotals | None) -> Contribution:
         """What this site knows of itself; before a global target is known, without a discrepancy."""
@@ -341,6 +332,17 @@ def _guarded(work: Callable[[], Made]) -> Made:
         return work()
     except (ProtocolRefused, AttemptAbandoned) as refused:
         raise LocalFault(Fault(FaultCode.SUM_REFUSED), str(refused)) from refused
+
+
+def _hide(client: Client, inbox: Inbox | None, vector: RingVector, journal: RunJournal) -> Written:
+    from shared.aggregation.secure_sums import write_vector
+
+    if inbox is None:
+        raise LocalFault(Fault(FaultCode.SUM_REFUSED), "the coordinator asks for an update without masks")
+    _guarded(lambda: _check_members(journal, client))
+    moved = _guarded(lambda: client.mask(inbox, vector))
+    _keep_client(journal, moved)
+    return write_vector(journal.folder / "masked.safetensors", vector)
 
 
 def _attempt_of(asked: SecureStep | Train) -> Attempt:
@@ -408,14 +410,28 @@ def _hold_totals(totals: SumTotals | None, weighting: AnyWeighting, journal: Run
         _keep(journal.folder / _KNOWN, told)
 
 
+def _check_members(journal: RunJournal, client: Client) -> None:
+    """Before the upload: those who have not helped to unmask the round's first sum could unmask a second.
+
+    Where a member of the first is missing, this site would not agree to it, and must not be in it.
+    """
+    before, roster = _read_summed(journal).disclosed.get(client.attempt.round), client.roster
+    if before is not None and roster is not None and not set(before.members) <= set(roster.members):
+        raise _make_refusal(client)
+
+
 def _check_repeated(journal: RunJournal, client: Client) -> None:
     """Two sums of one round that differ in one member would give that member's numbers away."""
     before = _read_summed(journal).disclosed.get(client.attempt.round)
     if before is not None and before != _disclosed_by(client):
-        raise ProtocolRefused(
-            f"this site has helped to unmask round {client.attempt.round} before, over other members or "
-            "other numbers: the difference of the two sums would tell somebody's"
-        )
+        raise _make_refusal(client)
+
+
+def _make_refusal(client: Client) -> ProtocolRefused:
+    return ProtocolRefused(
+        f"this site has helped to unmask round {client.attempt.round} before, over other members or "
+        "other numbers: the difference of the two sums would tell somebody's"
+    )
 
 
 def _note_disclosed(journal: RunJournal, client: Client) -> None:

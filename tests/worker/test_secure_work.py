@@ -16,10 +16,12 @@ from shared.secure.faults import ProtocolRefused
 from shared.secure.messages import Attempt
 from shared.secure.ring import Ring
 from tests.helpers.secure_parties import Party, random_vectors
+from worker.faults import LocalFault
 from worker.journal import Journal, RunJournal
 from worker.secure_work import (
     _check_apart,
     _check_repeated,
+    _hide,
     _hold_totals,
     _keep,
     _keep_client,
@@ -67,6 +69,26 @@ def test_a_second_sum_of_a_round_over_others_is_refused(journal: RunJournal) -> 
     with pytest.raises(ProtocolRefused, match="other numbers"):
         _check_repeated(journal, changed)
     _check_repeated(journal, agreed(Party(vectors, RING, attempt=attempt(4)), everybody[:3]))
+
+
+def test_nothing_is_added_to_a_second_sum_of_a_round_that_lacks_a_member(journal: RunJournal) -> None:
+    """Those who had not helped with the first sum could unmask the second without this site's consent."""
+    vectors = random_vectors(RING, 5, 20, seed=1)
+    everybody = list(vectors)
+
+    def add(again: int, names: list[int]) -> None:
+        party = Party({name: vectors[name] for name in names}, RING, attempt=attempt(3, again))
+        inboxes = party.share_keys(party.advertise(names), names)
+        _hide(party.clients[1], inboxes[1], vectors[1].copy(), journal)
+
+    add(1, everybody)
+    _note_disclosed(journal, agreed(Party(vectors, RING, attempt=attempt(3)), everybody[:4]))
+    add(2, everybody)
+    add(3, everybody[:4])  # the member that dropped out stays away
+    sent = (journal.folder / "masked.safetensors").read_bytes()
+    with pytest.raises(LocalFault, match="has helped to unmask round 3 before, over other members"):
+        add(4, everybody[:3])
+    assert (journal.folder / "masked.safetensors").read_bytes() == sent
 
 
 def test_sums_that_differ_by_few_sites_are_unmasked_where_the_policy_lets_them(journal: RunJournal) -> None:
