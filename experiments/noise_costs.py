@@ -108,7 +108,8 @@ def answers(counts: Sequence[Sequence[int]], epsilon: float | None) -> list[floa
     rule = Rule("exact") if epsilon is None else Rule("noised", epsilon)
     found = []
     for index, mine in enumerate(counts):
-        question = Question(f"data {index}", "as they are", tuple(mine), "kl", "uniform")
+        classes = tuple(map(str, range(len(mine))))
+        question = Question(f"data {index}", "as they are", classes, tuple(mine), "kl", "uniform")
         with tempfile.TemporaryDirectory() as folder:
             found.append(Disclosures(Path(folder)).answer(question, rule).value)
     return found

@@ -68,11 +68,12 @@ class Question:
     """A run's question, and what the answer is made of. ``counts``: one a class, in the contract's order.
 
     ``data`` is all that this site decides about the examples, ``reading`` what the run makes of
-    them.
+    them, ``classes`` the contract's names.
     """
 
     data: str
     reading: str
+    classes: tuple[str, ...]
     counts: tuple[int, ...]
     metric: AnyMetric
     target: Target
@@ -94,15 +95,27 @@ class Question:
 
     @property
     def goal(self) -> str:
-        """The target, by the shares that it consists of."""
+        """The target, by the shares that it consists of; of which classes they are, ``by_class`` tells."""
         if isinstance(self.target, str):
             return "uniform"
         wanted = [round(share, 12) for share in shares(self.target, len(self.counts))]
         return json.dumps(wanted if is_own(self.metric) else sorted(wanted))
 
+    @property
+    def by_class(self) -> str | None:
+        """Of an explicit target: which class has which share, in whatever order they are named."""
+        if isinstance(self.target, str):
+            return None
+        wanted = [round(share, 12) for share in shares(self.target, len(self.counts))]
+        pairs = sorted(zip(self.classes, wanted, strict=True))
+        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
 
 class Answer(BaseModel):
-    """One answer as it is kept; ``classes`` is the number of classes that it was given for."""
+    """One answer as it is kept; ``classes`` is the number of classes that it was given for.
+
+    ``by_class`` is None for the uniform target, and of what earlier versions answered for an explicit one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     data: str
@@ -110,6 +123,7 @@ class Answer(BaseModel):
     labels: str
     metric: AnyMetric
     goal: str
+    by_class: str | None = None
     classes: int
     grade: Grade
     epsilon: float | None
@@ -197,16 +211,22 @@ def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | No
         for each in kept
         if (each.metric, each.grade, each.epsilon) == (question.metric, rule.grade, epsilon)
     ]
+    here = [each for each in kept if each.data == question.data]
+    if any(each.goal == question.goal and each.by_class not in (None, question.by_class) for each in here):
+        raise NotDisclosed(
+            FaultCode.OTHER_TARGET
+        )  # whatever the labels: else it would tell which are as many
     for each in asked:
         if each.labels == question.labels and each.goal == question.goal:
             return each
-    here = [each for each in kept if each.data == question.data]
     if question.goal != "uniform" and any(each.goal not in ("uniform", question.goal) for each in here):
         raise NotDisclosed(FaultCode.OTHER_TARGET)
     for each in here:
         if (each.goal, each.metric) == (question.goal, question.metric):
             if each.reading != question.reading:
                 raise NotDisclosed(FaultCode.OTHER_CLASSES)
+            if each.by_class != question.by_class and each.labels != question.labels:
+                raise NotDisclosed(FaultCode.OTHER_TARGET)  # an earlier version did not keep which it was
             if each in asked:
                 return each  # other counts by the run's seed alone, where it draws what is held out
     return None
@@ -225,6 +245,7 @@ def _make_answer(question: Question, grade: Grade, epsilon: float) -> Answer:
         labels=question.labels,
         metric=question.metric,
         goal=question.goal,
+        by_class=question.by_class,
         classes=len(question.counts),
         grade=grade,
         epsilon=epsilon if grade == "noised" else None,

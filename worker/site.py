@@ -183,6 +183,7 @@ class Site:
         return Question(
             data=self.data_digest(local, index),
             reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
+            classes=local.view.classes,
             counts=tuple(counts),
             metric=metric,
             target=target,

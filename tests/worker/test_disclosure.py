@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 import sys
@@ -40,10 +41,13 @@ def _ask(
     *,
     data: str = "scans",
     reading: str = "as they are",
+    classes: str = "abcdefghij",
     metric: AnyMetric = "kl",
     target: Target = "uniform",
 ) -> Question:
-    return Question(data=data, reading=reading, counts=tuple(counts), metric=metric, target=target)
+    held = tuple(counts)
+    named = tuple(classes[: len(held)])
+    return Question(data=data, reading=reading, classes=named, counts=held, metric=metric, target=target)
 
 
 def _refusal(book: Disclosures, question: Question, rule: Rule = NOISED) -> FaultCode | None:
@@ -190,6 +194,43 @@ def test_a_second_target_is_refused_by_any_metric_and_grade(book: Disclosures) -
     assert _refusal(book, _ask(target=(1, 2, 3, 3), metric="l2"), every) is FaultCode.OTHER_TARGET
     assert _refusal(book, _ask(target=(1, 2, 3, 3)), EXACT) is FaultCode.OTHER_TARGET
     assert _refusal(book, _ask(), every) is None
+
+
+TURNED: tuple[tuple[float, ...], ...] = ((0.7, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 0.7))
+
+
+@pytest.mark.parametrize("rule", [NOISED, EXACT], ids=["noised", "exact"])
+@pytest.mark.parametrize("counts", [(1000, 10, 10, 10), (10, 10, 10, 10)], ids=["unequal", "equal"])
+def test_the_same_shares_for_other_classes_are_another_target(
+    book: Disclosures, rule: Rule, counts: tuple[int, ...]
+) -> None:
+    """Whatever the counts: an answer only where they are equal would tell that they are."""
+    first, second = TURNED
+    answer = book.answer(_ask(counts, target=first), rule)
+    assert book.answer(_ask(counts, target=first), rule) == answer
+    for other in (NOISED, EXACT, replace(rule, metrics=EVERY)):
+        assert _refusal(book, _ask(counts, target=second), other) is FaultCode.OTHER_TARGET
+    turned = _ask(counts[::-1], classes="dcba", target=second, reading="as they are")
+    assert book.answer(turned, rule).value == answer.value
+    drawn = _ask((counts[0] - 1, *counts[1:]), target=first)  # by the run's seed
+    assert book.answer(drawn, rule).value == answer.value
+
+
+@pytest.mark.parametrize("rule", [NOISED, EXACT], ids=["noised", "exact"])
+def test_an_answer_of_an_earlier_version_is_given_to_the_same_labels_only(tmp_path: Path, rule: Rule) -> None:
+    """It did not keep which class had which share of the target."""
+    book, path = Disclosures(tmp_path), tmp_path / "disclosures.json"
+    counts, (first, second) = (1000, 10, 10, 10), TURNED
+    answer = book.answer(_ask(counts, target=first), rule)
+    uniform = book.answer(_ask(counts), rule)
+    kept = json.loads(path.read_text())
+    for each in kept["answers"]:
+        del each["by_class"]
+    path.write_text(json.dumps(kept))
+    assert book.answer(_ask(counts, target=first), rule).value == answer.value
+    assert _refusal(book, _ask(counts, target=second), rule) is FaultCode.OTHER_TARGET
+    assert _refusal(book, _ask((999, 10, 10, 10), target=first), rule) is FaultCode.OTHER_TARGET
+    assert book.answer(_ask((999, 10, 10, 10)), rule).value == uniform.value
 
 
 def test_data_that_the_run_dealt_are_told_exactly_whatever_is_asked(tmp_path: Path) -> None:
