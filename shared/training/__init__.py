@@ -121,7 +121,7 @@ def train(
         round=round,
         look=partial(_look, task, examples, device),
     )
-    loss = find_loss(task, local, examples, device)
+    loss = find_loss(task, local, examples, device, of_single=private is not None)
     loop = _Loop(task, algorithm, state, local, device, precision, loss)
     is_alone = is_cross_entropy(task, local) and type(algorithm).extra_loss is Algorithm.extra_loss
     if is_alone and precision == "float32":

@@ -52,17 +52,26 @@ def make_optimizer(
     return made
 
 
-def find_loss(task: Task, local: LocalTraining, examples: Examples, device: torch.device) -> Loss:
-    """The mean loss of a batch, of outputs and targets."""
+def find_loss(
+    task: Task, local: LocalTraining, examples: Examples, device: torch.device, *, of_single: bool = False
+) -> Loss:
+    """The mean loss of a batch, of outputs and targets.
+
+    ``of_single``: of batches of one example each, as private training takes them. The weight of its class
+    then multiplies its loss: a mean over the batch's weights would divide by it again.
+    """
     if local.loss is not None:
         own: Loss = import_part("local.loss", local.loss)
         return own
     if local.class_weights is None:
         return task.loss
     weights = _find_weights(task, local.class_weights, examples).to(device)
+    reduction = "sum" if of_single else "mean"
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, targets, weight=weights.to(outputs.dtype))
+        return functional.cross_entropy(
+            outputs, targets, weight=weights.to(outputs.dtype), reduction=reduction
+        )
 
     return weighted
 

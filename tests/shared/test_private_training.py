@@ -20,9 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 from shared.algorithms import load_algorithm
-from shared.config import AlgorithmChoice, RunConfig
+from shared.config import AlgorithmChoice, LocalTraining, RunConfig
+from shared.data import Examples
 from shared.models import build_model
 from shared.problems import InvalidConfiguration
+from shared.tasks import load_task
+from shared.training import train
 from shared.training.accountant import ORDERS, Spending, find_epsilon, find_noise
 from shared.training.private import NoiseStream, PrivateGradients, PrivateRound, seeded_key
 from shared.training.private_checks import check_private, check_private_model
@@ -203,6 +206,49 @@ def test_what_is_no_number_counts_as_nothing() -> None:
     gradients.fill(torch.tensor([[math.inf, 1.0], [1.0, 1.0]]), torch.tensor([0, 1]))
     assert bool(torch.isfinite(flat(model)).all())
     assert float(flat(model).norm()) * 2 <= 1 + 1e-4
+
+
+def train_one_step(class_weights: tuple[float, ...] | None) -> dict[str, torch.Tensor]:
+    """What one private step on all examples, as good as without clip and noise, moves a linear model by."""
+    task = load_task("digits", {})
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    generator = torch.Generator().manual_seed(0)
+    examples = Examples(
+        torch.randint(0, 17, (20, *task.input_shape), generator=generator), torch.arange(20) % 10
+    )
+    start = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    result = train(
+        task=task,
+        model=model,
+        algorithm=load_algorithm(AlgorithmChoice(name="fedavg")),
+        examples=examples,
+        local=LocalTraining(
+            steps=1, batch_size=20, learning_rate=1.0, momentum=0, weight_decay=0, class_weights=class_weights
+        ),
+        start=start,
+        received={},
+        kept={},
+        first_time=True,
+        relative_size=1.0,
+        seed=0,
+        round=1,
+        index=0,
+        device=torch.device("cpu"),
+        clock=lambda: 0.0,
+        private=PrivateRound(Spending(SILENT, 1.0, 1), 1e6, KEY),
+    )
+    return {name: value.double() for name, value in result.tensors["model"].items()}
+
+
+def test_class_weights_multiply_the_losses_of_their_classes() -> None:
+    """Undivided: the gradient is linear in the weights, that of one class apart from those of the others."""
+    plain, heavy, twice = (train_one_step(given) for given in (None, (100.0, *[1.0] * 9), (2.0,) * 10))
+    without = train_one_step((1e-6, *[1.0] * 9))
+    for name in plain:
+        assert torch.allclose(twice[name], 2 * plain[name], rtol=1e-4, atol=1e-6)
+        first = plain[name] - without[name]  # what the examples of class 0 move
+        assert float(first.abs().max()) > 1e-3
+        assert torch.allclose(heavy[name], plain[name] + 99 * first, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["simple-cnn", pytest.param("resnet18-gn", marks=pytest.mark.slow)])
