@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from shared.weightings.base import (
     distances_to_mean,
     make_rows,
     multiply,
+    sizes_of,
     softmax,
 )
 
@@ -33,9 +35,9 @@ LOGIT = "logit"
 class FedAwaWeighting(Weighting):
     """``p = softmax(t)``; t goes down ``sum_k p_k dist(y_k, x) + sum_k p_k |u_k - sum_j p_j u_j|`` (eq. 3).
 
-    u_k = y_k - x; t is kept from round to round, and begins with the logarithm of the sizes. Adam, new in
-    each round, makes ``steps`` steps. The distance to the round's start x is each client's own, as in the
-    authors' code.
+    u_k = y_k - x; t is kept from round to round, and begins with the logarithm of the sizes: a client that
+    comes later begins as far from the others as its size is. Adam, new in each round, makes ``steps`` steps.
+    The distance to the round's start x is each client's own, as in the authors' code.
     """
 
     citation: ClassVar[str] = (
@@ -56,7 +58,7 @@ class FedAwaWeighting(Weighting):
     def weigh(self, round: WeightingRound) -> Weighed:
         products = round.products[:-1, :-1]
         costs = self._costs(round.products, round.parameters)
-        logits, adam = round.recall(LOGIT, np.log(round.size_shares)), Adam(len(costs))
+        logits, adam = round.recall(LOGIT, _begin(round)), Adam(len(costs))
         for _ in range(self.steps):
             logits = adam.step(logits, _slopes(softmax(logits), costs, products), self.learning_rate)
         weights = softmax(logits)
@@ -75,6 +77,20 @@ class FedAwaWeighting(Weighting):
         lengths = np.sqrt(x * np.maximum(u + 2 * products[-1, :-1] + x, 0.0))
         costs = 1 - np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
         return costs
+
+
+def _begin(round: WeightingRound) -> Vector:
+    """The logits of clients that have none yet: logarithms of their sizes, on the scale of those remembered.
+
+    Shares of this round would not do: a remembered logit is of another round's clients.
+    """
+    known = round.memory.get(LOGIT, {})
+    sizes = {row.index: row.examples for row in (*round.everyone, *round.taken) if row.examples > 0}
+    scales = [logit - math.log(sizes[index]) for index, logit in known.items() if index in sizes]
+    if not scales:
+        return np.log(round.size_shares)
+    begin: Vector = np.log(sizes_of(round.taken)) + math.fsum(scales) / len(scales)
+    return begin
 
 
 def _slopes(weights: Vector, costs: Vector, products: Vector) -> Vector:

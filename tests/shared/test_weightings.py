@@ -272,6 +272,20 @@ def test_fedawa_by_autograd_on_the_vectors(steps: int, distance: Any) -> None:
         assert weights_of(weighed) == pytest.approx(torch.softmax(logits, dim=0).tolist(), abs=1e-9)
 
 
+def test_fedawa_begins_with_a_later_client_as_its_size_is_beside_the_others() -> None:
+    """Where the weights hardly move they are sizes, whoever took part before."""
+    weighting = FedAwaWeighting(learning_rate=1e-9)
+    everyone = [Contribution(index, size) for index, size in enumerate((10, 1000, 10, 500))]
+    memory: dict[str, Any] = {}
+    for present in [(0, 1), (0, 2), (2, 3), (0, 1, 2, 3)]:
+        x, moved = vectors(len(present), seed=len(memory))
+        sizes = [everyone[index].examples for index in present]
+        round = round_of(x, moved, sizes, present, memory=memory, everyone=everyone)
+        weighed = weighting.weigh(round)
+        memory = dict(weighed.memory)
+        assert weights_of(weighed) == pytest.approx([size / sum(sizes) for size in sizes], abs=1e-6)
+
+
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_nash_mtl_is_where_the_product_of_gains_is_largest(clients: int, seed: int) -> None:
     """On the vectors: alpha_k (g_k . sum_j alpha_j g_j) = 1, and no direction of that length gains more."""
