@@ -10,6 +10,8 @@ import hashlib
 import lzma
 import math
 import os
+import posixpath
+import stat
 import struct
 import tarfile
 import zipfile
@@ -206,20 +208,63 @@ class _Zip(Archive):
         self._take(path, self._members)
 
     def read_bytes(self, name: str) -> bytes:
-        return self._archive.read(self._members[name])
+        return self._archive.read(self._members[_follow(name, self._read_link)])
+
+    def _read_link(self, name: str) -> str | None:
+        item = self._members[name]
+        if not stat.S_ISLNK(item.external_attr >> 16):
+            return None
+        return _beside(name, os.fsdecode(self._archive.read(item)))
 
 
 class _Tar(Archive):
     def __init__(self, path: Path, archive: tarfile.TarFile) -> None:
         self._archive = archive
-        self._members = {item.name.removeprefix("./"): item for item in archive.getmembers() if item.isfile()}
+        self._members = {
+            item.name.removeprefix("./"): item
+            for item in archive.getmembers()
+            if item.isfile() or item.islnk() or item.issym()
+        }
         self._take(path, self._members)
 
     def read_bytes(self, name: str) -> bytes:
-        stream = self._archive.extractfile(self._members[name])
+        stream = self._archive.extractfile(self._members[_follow(name, self._read_link)])
         if stream is None:
             raise FileNotFoundError(0, "is no file", name)
         return stream.read()
+
+    def _read_link(self, name: str) -> str | None:
+        item = self._members[name]
+        if item.issym():
+            return _beside(name, item.linkname)
+        return item.linkname.removeprefix("./") if item.islnk() else None
+
+
+def _follow(name: str, read_link: Callable[[str], str | None]) -> str:
+    """The file in an archive that a name stands for, over any links.
+
+    ``read_link``: the name that one leads to, None of a file; KeyError if nothing has the name.
+
+    Raises:
+        FileNotFoundError: a link leads to no file in the archive, or in a circle.
+    """
+    seen, here = {name}, name
+    try:
+        while (there := read_link(here)) is not None:
+            if there in seen:
+                raise FileNotFoundError(0, "it is a link that leads back to itself", name)
+            seen.add(there)
+            here = there
+    except KeyError:
+        raise FileNotFoundError(
+            0, f"it is a link to {printable(here)}, no file of the archive", name
+        ) from None
+    return here
+
+
+def _beside(name: str, link: str) -> str:
+    """Where a symbolic link leads, from the folder that it is in."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
 
 
 def _walk(path: Path, on_error: Callable[[OSError], object]) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import stat
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,43 @@ def test_d4_broken_images_are_skipped_and_counted_if_the_site_says_so(tmp_path: 
     task.on_broken = "decline"
     with pytest.raises(InvalidConfiguration, match="4 files or rows"):
         task.load("train", source, 0)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_links_in_an_archive_are_the_files_they_lead_to(tmp_path: Path, kind: str) -> None:
+    """As in a folder; zips know no hard links."""
+    files = {"a/1.png": grey(10), "b/1.png": grey(20), ".store/x": grey(30)}
+    links = {"a/2.png": "1.png", "a/3.png": "2.png", "b/2.png": "../.store/x"}
+    wrong = {"a/circle.png": "circle.png", "b/nowhere.png": "/etc/hostname", "b/out.png": "../../a/1.png"}
+    source = tmp_path / f"data.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(source, "w") as packed:
+            for name, data in files.items():
+                packed.writestr(name, data)
+            for name, link in (links | wrong).items():
+                info = zipfile.ZipInfo(name)
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+                packed.writestr(info, link)
+    else:
+        with tarfile.open(source, "w") as archive:
+            for name, data in files.items():
+                member = tarfile.TarInfo(f"./{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+            for name, link in (links | wrong | {"b/3.png": "./b/1.png"}).items():
+                member = tarfile.TarInfo(f"./{name}")
+                member.type = tarfile.LNKTYPE if name == "b/3.png" else tarfile.SYMTYPE
+                member.linkname = link
+                archive.addfile(member)
+    task = task_of()
+    with pytest.raises(InvalidConfiguration, match="3 files or rows") as refused:
+        task.load("train", source, 0)
+    assert "a/circle.png cannot be read (it is a link that leads back to itself)" in str(refused.value)
+    assert "(it is a link to /etc/hostname, no file of the archive)" in str(refused.value)
+    task.on_broken = "skip"
+    examples = task.load("train", source, 0)
+    assert examples.inputs[:, 0, 0, 0].tolist() == [10] * 3 + [20, 30] + ([20] if kind == "tar" else [])
+    assert examples.left_out.counts() == {"hidden": 1, "unreadable": 3}
 
 
 def as_another_user() -> bool:
