@@ -88,6 +88,9 @@ class LeftOut:
     def extend(self, other: LeftOut) -> None:
         self.items.extend(other.items)
 
+    def has(self, reason: Reason) -> bool:
+        return any(item.reason is reason for item in self.items)
+
     def counts(self) -> dict[str, int]:
         """Numbers by reason, in the order of :class:`Reason`: all that leaves the site."""
         numbers = dict.fromkeys(Reason, 0)

@@ -42,8 +42,8 @@ __all__ = [
     "survey_images",
 ]
 
-_VERSION = 2
-"""Raised when the same files give other pixels than before: what was kept is then decoded anew."""
+_VERSION = 3
+"""Raised when the same files give another result than before: what was kept is then decoded anew."""
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "AVIF": (".avif", ".avifs"),
@@ -105,7 +105,8 @@ def decode_images(
 
     Resized bilinear and antialiased, turned as their EXIF says, on white where they are transparent; of
     several frames the first. What cannot be read is left out: see ``archive.left_out``.
-    ``cache`` is a folder of this machine where the result is kept until the images change.
+    ``cache`` is a folder of this machine where the result is kept until the images change; not if one could
+    not be read, as a disk or a permission may be mended and the file's times stay.
 
     Raises:
         InvalidConfiguration: names the image that has another size than the first.
@@ -119,7 +120,7 @@ def decode_images(
         place = cache / hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
         kept = _read(place)
         decoded = kept or _decode_all(archive, names, picture)
-        if kept is None:
+        if kept is None and not decoded.left_out.has(Reason.UNREADABLE):
             _keep(place, decoded)
     archive.left_out.extend(decoded.left_out)
     return torch.from_numpy(decoded.pixels).permute(0, 3, 1, 2).contiguous(), decoded.positions

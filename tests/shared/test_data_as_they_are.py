@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -321,6 +322,30 @@ def test_links_in_an_archive_are_the_files_they_lead_to(tmp_path: Path, kind: st
     examples = task.load("train", source, 0)
     assert examples.inputs[:, 0, 0, 0].tolist() == [10] * 3 + [20, 30] + ([20] if kind == "tar" else [])
     assert examples.left_out.counts() == {"hidden": 1, "unreadable": 3}
+
+
+def test_what_could_not_be_read_for_a_while_is_not_kept(tmp_path: Path) -> None:
+    """A disk that fails for a moment: no time of the file tells that it is back."""
+    source = place(tmp_path / "data", {"a/1.png": grey(10), "b/1.png": grey(20)})
+    task = task_of()
+    task.cache, task.on_broken = tmp_path / "cache", "skip"
+    fault = source / "a" / "1.png"
+    state = fault.stat()
+    real = Path.read_bytes
+
+    def fails(path: Path) -> bytes:
+        if path == fault:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        assert task.load("train", source, 0).left_out.counts() == {"unreadable": 1}
+    assert fault.stat().st_ctime_ns == state.st_ctime_ns
+    for _ in range(2):
+        examples = task.load("train", source, 0)
+        assert (len(examples), examples.left_out.counts()) == (2, {})
+    assert len(list(task.cache.glob("*.npy"))) == 1
 
 
 def as_another_user() -> bool:
