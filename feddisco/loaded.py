@@ -12,7 +12,7 @@ import torch
 from feddisco.models import check_allowed, load_allowed_task
 from shared import wire
 from shared.data import Unlabelled
-from shared.left_out import LeftOut
+from shared.left_out import LeftOut, Reason
 from shared.model_files import ModelFacts, read_facts
 from shared.problems import InvalidConfiguration
 from shared.wire.tensors import load_into, manifest_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "Prediction", "Predictions", "load"]
 
 BATCH = 256
+_NO_NUMBER = "gets no finite number from the model: its values are too large, or the model is broken"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """``left_out`` says which files could not be read, and why."""
+    """``left_out`` says of which files nothing is predicted, and why."""
 
     found: tuple[Prediction, ...]
     left_out: LeftOut
@@ -85,14 +86,21 @@ class LoadedModel:
         return self.task.prepare(read.inputs, None)
 
     def predict(self, *files: str | Path) -> Predictions:
-        """What the model says of each image, row or text in the files; what cannot be read is left out."""
+        """What the model says of each image, row or text in the files.
+
+        What cannot be read is left out, and so is that of which it gives no finite numbers.
+        """
         read = self._read(files)
         found: list[Prediction] = []
         for first in range(0, len(read), BATCH):
             names, inputs = read.names[first : first + BATCH], read.inputs[first : first + BATCH]
             with torch.inference_mode():
                 said = self.task.predict(self.model(self.task.prepare(inputs, None)))
-            found += map(self._predicted, names, said)
+            for name, one in zip(names, said, strict=True):
+                if torch.isfinite(one).all():
+                    found.append(self._predicted(name, one))
+                else:
+                    read.left_out.add(Reason.BROKEN, name, _NO_NUMBER)
         return Predictions(tuple(found), read.left_out)
 
     def _read(self, files: Sequence[str | Path]) -> Unlabelled:

@@ -243,7 +243,7 @@ def predict_files(
 ) -> None:
     """Print what a model says of each image, row or text: its class and that class's probability.
 
-    The exit code is 1 if something could not be read.
+    The exit code is 1 if something could not be read, or the model gives no finite number for it.
     """
     from feddisco.loaded import load
     from feddisco.predicting import format_predictions

@@ -188,6 +188,9 @@ class CSVRegression(Regression, CSV):
 
 TASK = CSV
 
+_TOO_LARGE = 2.0**128 - 2.0**103
+"""From here on float32 is infinite."""
+
 
 @dataclass(frozen=True)
 class _Table:
@@ -317,6 +320,8 @@ def _number(text: str) -> float:
         value = math.nan if "_" in text else float(text)  # Python's float takes 3_000, tables do not
     except ValueError:
         value = math.nan
+    if math.isfinite(value) and abs(value) >= _TOO_LARGE:
+        raise ValueError(f"{text!r} is too large for a number of 32 bits (3.4e38 at most)")
     if not math.isfinite(value):
         mark = " (decimals have a point, and nothing stands between thousands)" if "," in text else ""
         raise ValueError(f"{text!r} is not a finite number{mark}")

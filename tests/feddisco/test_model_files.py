@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from feddisco.admin import AdminClient
 from feddisco.cards import write_text
-from feddisco.loaded import load
+from feddisco.loaded import LoadedModel, load
 from feddisco.main import app
 from feddisco.model_choice import choose_model
 from shared import wire
@@ -249,6 +250,27 @@ def test_one_line_gives_model_transform_and_classes(trained: Live, tmp_path: Pat
     said = [each.label for each in loaded.predict(*paths)]
     assert said == [classes[place] for place in places]
     assert np.mean([int(one or -1) == label for one, label in zip(said, labels, strict=True)]) > 0.7
+
+
+@pytest.mark.parametrize("target", [{"classes": ["ill", "well"]}, {"edges": [0.5]}])
+def test_no_class_is_predicted_where_the_model_gives_no_finite_number(
+    tmp_path: Path, target: dict[str, Any]
+) -> None:
+    task = load_task("csv", {"columns": ["age", "score"], "target": "y", **target})
+    model = task.build_model(None, 0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    facts = ModelFacts(
+        run="x", round=1, rounds=1, task="csv", classes=task.classes, algorithm="fedavg", weighting="disco",
+        model_digest="0" * 64,
+    )  # fmt: skip
+    table = tmp_path / "new.csv"
+    table.write_text("age,score\n1,2\n3e38,3e38\n2,1\n")
+    said = LoadedModel(model, task, facts).predict(table)
+    assert [each.name for each in said] == [f"{table}, line 2", f"{table}, line 4"]
+    (sentence,) = said.left_out.name_each()
+    assert sentence.startswith(f"{table}, line 3 gets no finite number from the model")
 
 
 def test_predict_prints_class_and_probability_and_names_what_it_cannot_read(

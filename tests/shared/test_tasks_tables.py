@@ -398,6 +398,20 @@ def test_a_table_that_a_model_cannot_read(tmp_path: Path, table: str, said: str)
         csv_task().read_inputs([tmp_path / "new.csv"])
 
 
+def test_a_number_that_32_bits_cannot_hold_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    first = "3.4028235677973366e38"  # is rounded to infinity
+    new = tmp_path / "new.csv"
+    new.write_text(f"score,age\n1,3.40282356e38\n1,1e39\n1,-{first}\n")
+    read = csv_task().read_inputs([new])
+    assert bool(torch.isfinite(read.inputs).all())
+    assert read.names == (f"{new}, line 2",)
+    said = "is too large for a number of 32 bits (3.4e38 at most)"
+    assert read.left_out.name_each() == [
+        f"{new}, line 3: column 'age': '1e39' {said}",
+        f"{new}, line 4: column 'age': '-{first}' {said}",
+    ]
+
+
 def test_rows_that_a_model_cannot_read_are_named(tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("score,age\n1,2\nhigh,2\n3\n")
