@@ -49,6 +49,7 @@ def fault(
     return InvalidConfiguration(f"data: {printable(name)} in {archive.path}{where}: {said}.", hint=hint)
 
 
-def natural(key: str) -> list[tuple[int, str]]:
-    """Sorts ``client_9`` before ``client_10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", key)]
+def natural(key: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts ``client_9`` before ``client_10``, and no two keys alike: ``007`` before ``07``."""
+    parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", key)]
+    return parts, key

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import shared
 from shared.config import Partition, RunConfig
 from shared.data.partition import partition
 from shared.data.tokens import VOCABULARY, bucket, encode, tokens
@@ -410,6 +414,32 @@ def test_a_number_that_32_bits_cannot_hold_is_a_fault_of_its_row(tmp_path: Path)
         f"{new}, line 3: column 'age': '1e39' {said}",
         f"{new}, line 4: column 'age': '-{first}' {said}",
     ]
+
+
+KEYS = """
+from pathlib import Path
+from shared.tasks import load_task
+options = {"columns": ["age"], "target": "y", "classes": ["a", "b"], "key": "who"}
+print(load_task("csv", options).load("train", Path("."), 0).keys.tolist())
+"""
+
+
+def test_keys_that_differ_in_leading_zeros_have_an_order(tmp_path: Path) -> None:
+    """In each process: a set of texts is not in the same order in two of them."""
+    keys = ["7", "007", "07", "10", "0007", "9"]
+    written(tmp_path, train="age,y,who\n" + "".join(f"1,a,{key}\n" for key in keys))
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", KEYS],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(shared.__file__).parents[1]), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert found == {"[3, 1, 2, 5, 0, 4]\n"}
 
 
 def test_rows_that_a_model_cannot_read_are_named(tmp_path: Path) -> None:
