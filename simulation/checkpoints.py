@@ -21,6 +21,7 @@ from simulation.travels import TravellingFile
 
 __all__ = [
     "CHECKPOINT_FILE",
+    "LOCK_FILE",
     "Checkpoint",
     "claim_checkpoint",
     "clear_checkpoint",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.files import replace_file
-from simulation.checkpoints import CHECKPOINT_FILE, Checkpoint
+from simulation.checkpoints import CHECKPOINT_FILE, LOCK_FILE, Checkpoint
 from simulation.results import checkpoint_of
 
 __all__ = ["Snapshot"]
@@ -37,6 +37,7 @@ class Snapshot:
     def store(self, out: Path) -> None:
         """Write it at ``out``. Killed at any point, it leaves what a simulation can go on from:
         files before the list that names them, a round's result before the list that counts the round.
+        Whoever has claimed the folder keeps it.
         """
         folder = checkpoint_of(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ class Snapshot:
         if CHECKPOINT_FILE in self.files:
             replace_file(folder / CHECKPOINT_FILE, self.files[CHECKPOINT_FILE])
         for path in folder.iterdir():
-            if path.name not in self.names:
+            if path.name not in self.names | {LOCK_FILE}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not self.names:
+        if not any(folder.iterdir()):
             folder.rmdir()

@@ -10,10 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from shared.problems import InvalidConfiguration
+from simulation.checkpoints import claim_checkpoint
 from simulation.cluster import check_node, connect, locate_cache, locate_data
 from simulation.engines.processes import use_one_thread
 from simulation.engines.ray import TRIES
-from simulation.results import versions
+from simulation.results import checkpoint_of, versions
 from simulation.run import Setup, Simulation
 from simulation.snapshot import Snapshot
 from simulation.sweep import Planned, Swept, claim_results, say_end
@@ -100,6 +102,17 @@ def sweep_over_nodes(runs: Sequence[Planned], *, address: str | None, say: Say =
         return _Sweep(ray, runs, say).carry_out()
 
 
+def claim_run(claim: ExitStack, out: Path) -> bool:
+    """Whether this process alone may write ``out`` and its checkpoint: no sweep does, and no simulation."""
+    if not claim.enter_context(claim_results(out)):
+        return False
+    try:
+        claim.enter_context(claim_checkpoint(checkpoint_of(out), out))
+    except InvalidConfiguration:
+        return False
+    return True
+
+
 class _Sweep:
     def __init__(self, ray: Any, runs: Sequence[Planned], say: Say) -> None:
         self._ray = ray
@@ -123,7 +136,7 @@ class _Sweep:
         cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         while self._waiting and len(self._pending) < cores:
             active = _Active(*self._waiting.popleft(), ExitStack())
-            if active.claim.enter_context(claim_results(active.planned.out)):
+            if claim_run(active.claim, active.planned.out):
                 self._start(active)
             else:
                 self._end(active, Swept(active.planned.config.name, "busy", "another process is doing it"))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 from shared.problems import InvalidConfiguration
+from simulation.checkpoints import claim_checkpoint
 from simulation.cluster import check_node, connect, locate_data
 from simulation.results import Results, checkpoint_of, versions
 from simulation.run import simulate
 from simulation.snapshot import Snapshot
 from simulation.sweep import Planned, claim_results
-from simulation.sweep.ray import sweep_over_nodes
+from simulation.sweep.ray import claim_run, sweep_over_nodes
 from tests.helpers.pictures import Pictures
 from tests.simulation.test_simulate import config, quiet, timeless
 
@@ -208,6 +209,23 @@ class TestSnapshot:
         assert timeless(there) == timeless(here)
         assert not checkpoint_of(there).exists()
         assert Results(there).lines()[-1] == {"kind": "end", "model": digest}
+
+    def test_it_is_not_stored_over_a_run_that_is_being_simulated(self, tmp_path: Path) -> None:
+        out = tmp_path / "r.jsonl"
+        folder = checkpoint_of(out)
+        with claim_checkpoint(folder, out), ExitStack() as sweep:
+            assert not claim_run(sweep, out)
+        with ExitStack() as sweep:
+            assert claim_run(sweep, out)
+            for snapshot in (Snapshot(b"a", frozenset({"old"}), {"old": b"1"}), Snapshot(b"ab")):
+                snapshot.store(out)
+                with (
+                    pytest.raises(InvalidConfiguration, match="is simulating"),
+                    claim_checkpoint(folder, out),
+                ):
+                    pass
+            assert out.read_bytes() == b"ab"
+        assert not folder.exists()
 
     @pytest.mark.parametrize("writes", range(8))
     def test_a_driver_killed_while_it_writes(
