@@ -175,6 +175,7 @@ def _check_logits(config: RunConfig) -> None:
 
 
 def _check_target(config: RunConfig, classes: tuple[str, ...]) -> None:
-    target = getattr(config.weighting, "target", "uniform")
+    asked = config.weighting.discrepancy
+    target = getattr(config.weighting, "target", "uniform") if asked is None else asked.target
     if not isinstance(target, str) and len(target) != len(classes):
         raise InvalidConfiguration(f"weighting.target: {len(target)} shares for {len(classes)} classes")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shared.frozen import Frozen
 from shared.lazy import LazyModule
@@ -56,8 +56,21 @@ __all__ = [
     "softmax",
 ]
 
-Target = Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...]
-AskedTarget = Target | Literal["global"]
+
+def _check_shares(target: str | tuple[float, ...]) -> str | tuple[float, ...]:
+    """As a client needs them to measure anything: of nothing, or of infinity, there are no shares."""
+    if not isinstance(target, str) and (len(target) < 2 or not 0 < sum(target) < math.inf):
+        raise ValueError("an explicit target needs at least two shares, not all zero, with a finite sum")
+    return target
+
+
+Target = Annotated[
+    Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...], AfterValidator(_check_shares)
+]
+AskedTarget = Annotated[
+    Literal["uniform"] | tuple[Annotated[float, Field(ge=0)], ...] | Literal["global"],
+    AfterValidator(_check_shares),
+]
 """As a run names it; ``global`` is the distribution of all trainers' labels together."""
 
 

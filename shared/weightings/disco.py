@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from shared.lazy import LazyModule
 from shared.problems import InvalidRequest, WeightlessRound
@@ -67,13 +67,6 @@ class DiscoWeighting(Weighting):
         description="the label distribution to be near to: uniform, one share a class, or that of all "
         "trainers together (global)",
     )
-
-    @field_validator("target")
-    @classmethod
-    def _target_has_mass(cls, target: AskedTarget) -> AskedTarget:
-        if not isinstance(target, str) and (len(target) < 2 or sum(target) <= 0):
-            raise ValueError("an explicit target needs at least two shares, not all zero")
-        return target
 
     @property
     def discrepancy(self) -> Discrepancy:

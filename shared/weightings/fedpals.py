@@ -42,7 +42,9 @@ class FedPalsWeighting(Weighting):
     asks: ClassVar[frozenset[Need]] = frozenset({Need.COUNTS})
 
     kind: Literal["fedpals"] = "fedpals"
-    penalty: float = Field(0.01, ge=0, description="what unequal weights cost; larger: nearer to sizes")
+    penalty: float = Field(
+        0.01, ge=0, le=1e9, description="what unequal weights cost; larger: nearer to sizes"
+    )
     target: Target = Field(
         "uniform", description="the label distribution to be near to: uniform, or one share a class"
     )

@@ -130,6 +130,23 @@ def test_fedpals_by_projected_gradients() -> None:
     assert (p == 0).any(), "a case in which somebody is left out"
 
 
+@pytest.mark.parametrize("target", [(), (1.0,), (0.0, 0.0), (1e308, 1e308), (-1.0, 2.0), (math.inf, 1.0)])
+@pytest.mark.parametrize("kind", ["disco", "fedpals", "fedlws", "package.module:Rule"])
+def test_a_target_without_shares_is_refused_wherever_it_stands(kind: str, target: tuple[float, ...]) -> None:
+    places: dict[str, dict[str, Any]] = {
+        "fedlws": {"mean": {"kind": "disco", "target": target}},
+        "package.module:Rule": {"asked": {"target": target}},
+    }
+    weighting = {"kind": kind, **places.get(kind, {"target": target})}
+    with pytest.raises(ValidationError, match="target"):
+        RunConfig.model_validate({"name": "x", "weighting": weighting})
+
+
+def test_a_penalty_beyond_which_all_are_sizes_is_refused() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 1000000000"):
+        FedPalsWeighting(penalty=1e308)
+
+
 def test_a_target_of_another_length_is_named() -> None:
     rows = [Contribution(0, 3, counts=(1, 2, 0))]
     with pytest.raises(InvalidConfiguration, match="2 shares for 3 classes"):

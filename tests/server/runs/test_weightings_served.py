@@ -134,6 +134,7 @@ def test_a_loss_that_is_no_number_is_refused(database_url: str, tmp_path: Path, 
         ({"kind": "fedlaw"}, "fedlaw needs labelled examples where rounds are aggregated"),
         ({"kind": "no_such.module:Rule"}, "'no_such.module:Rule' cannot be imported"),
         ({"kind": "fedwhat"}, "kind is none of disco, entropy"),
+        ({"kind": "fedlws", "mean": {"kind": "disco", "target": [1, 2]}}, "weighting.target: 2 shares for 3"),
     ],
 )
 def test_what_cannot_be_had_here_is_refused_when_the_run_is_created(
