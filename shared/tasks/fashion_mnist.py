@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from shared.data import Examples, find_file, opened, read_idx
 from shared.problems import InvalidConfiguration
@@ -39,12 +40,16 @@ class FashionMNIST(ImageTask):
                 for kind in ("images-idx3", "labels-idx1")
             ]
             images, labels = (read_idx(archive.read(name), f"{name} in {archive.path}") for name in found)
-        if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1] or int(labels.max()) > 9:
+        if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1] or not _are_classes(labels):
             raise InvalidConfiguration(
                 f"data: {source} has images of shape {list(images.shape)} and labels of shape "
-                f"{list(labels.shape)}, not N times 28x28 and N labels from 0 to 9."
+                f"{list(labels.shape)}, not N times 28x28 and N labels from 0 to 9, N at least 1."
             )
         return Examples(images.unsqueeze(1), labels.to(torch.int64))
 
 
 TASK = FashionMNIST
+
+
+def _are_classes(labels: Tensor) -> bool:
+    return labels.numel() > 0 and int(labels.max()) <= 9

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from shared.problems import InvalidConfiguration
 from shared.seeds import torch_generator
 from shared.tasks.base import Split, Task
 from shared.tasks.images import ImageTask
+from shared.tasks.tables import fault
 from shared.tasks.transforms import flip, jitter
 
 __all__ = ["HAM10000", "TASK"]
@@ -86,17 +88,12 @@ TASK = HAM10000
 def _listing(archive: Archive, task: Task) -> list[_Image]:
     files = {name.rsplit("/", 1)[-1].rsplit(".", 1)[0]: name for name in archive.names if is_image(name)}
     where = find_file(archive, METADATA)
-    rows = csv.DictReader(io.StringIO(archive.read(where).decode("utf-8-sig", errors="replace")))
-    if not set(COLUMNS) <= set(rows.fieldnames or ()):
-        raise InvalidConfiguration(
-            f"data: {where} in {archive.path} has the columns {rows.fieldnames}, not {', '.join(COLUMNS)}."
-        )
     images = []
-    for row in rows:
+    for line, row in _read_rows(archive, where):
         label = task.class_of(row["dx"])
         if row["image_id"] not in files or label is None:
             raise InvalidConfiguration(
-                f"data: {where} in {archive.path}, line {rows.line_num}: looked for the image "
+                f"data: {where} in {archive.path}, line {line}: looked for the image "
                 f"{row['image_id']!r} of diagnosis {row['dx']!r}: "
                 f"{'no such diagnosis' if row['image_id'] in files else 'no such image'}.",
                 hint=f"The diagnoses are {', '.join(task.classes)}. "
@@ -108,6 +105,25 @@ def _listing(archive: Archive, task: Task) -> list[_Image]:
         if is_image(name) and name not in listed:
             archive.left_out.add(Reason.UNLISTED, name)
     return sorted(images, key=lambda image: (image.label, image.name.rsplit("/", 1)[-1]))
+
+
+def _read_rows(archive: Archive, where: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The metadata's rows, which have a cell in each of ``COLUMNS``, and the line of each."""
+    text = archive.read(where).decode("utf-8-sig", errors="replace")
+    rows = csv.DictReader(io.StringIO(text), strict=True)
+    try:
+        if not set(COLUMNS) <= set(rows.fieldnames or ()):
+            raise InvalidConfiguration(
+                f"data: {where} in {archive.path} has the columns {rows.fieldnames}, "
+                f"not {', '.join(COLUMNS)}."
+            )
+        for row in rows:
+            if missing := [column for column in COLUMNS if row[column] is None]:
+                raise fault(archive, where, rows.line_num, f"the row ends before column {missing[0]}")
+            yield rows.line_num, row
+    except csv.Error as error:
+        hint = "A quotation mark that is not closed takes the rest of the file for one cell."
+        raise fault(archive, where, rows.reader.line_num, str(error), hint=hint) from error
 
 
 def _held_out(images: list[_Image], classes: int, seed: int) -> set[_Image]:

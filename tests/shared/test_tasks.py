@@ -490,6 +490,9 @@ def test_ham10000_holds_out_whole_lesions(tmp_path: Path) -> None:
         ("L1,I999,nv,50.0", "line 102: looked for the image 'I999' .*: no such image"),
         ("L1,I001,wart,50.0", "diagnosis 'wart': no such diagnosis"),
         ("L1,I001,NV,50.0", "diagnosis 'NV': no such diagnosis.* Did you mean nv"),
+        ("L1,I001", "line 102: the row ends before column dx"),
+        ('L1,I001,nv,"50.0', "line 102: unexpected end of data.* is not closed"),
+        ("L1,I001,nv," + "0" * 200_000, "line 102: field larger than field limit"),
     ],
 )
 def test_metadata_of_ham10000_that_does_not_fit(tmp_path: Path, extra: str, said: str) -> None:
@@ -543,6 +546,7 @@ def test_fashion_mnist_reads_idx_files(tmp_path: Path, compressed: bool) -> None
         (b"\x1f\x8bnot gzip", idx(LABELS), "is not gzip"),
         (idx(IMAGES), idx(LABELS[:1]), r"labels of shape \[1\]"),
         (idx(IMAGES), idx(LABELS + 1), "labels from 0 to 9"),
+        (idx(IMAGES[:0]), idx(LABELS[:0]), r"images of shape \[0, 28, 28\].* N at least 1"),
         (idx(IMAGES), None, "looked for t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz in"),
     ],
 )
