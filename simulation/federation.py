@@ -29,6 +29,7 @@ from shared.aggregation.round_end import Arrived, RoundResult, Start, close_roun
 from shared.aggregation.shadows import Shadow, ShadowMaker
 from shared.aggregation.travelling import TravellingRound, close_travelling_round
 from shared.algorithms.base import UpdateInfo
+from shared.config import EVERYBODY
 from shared.discrepancy import discrepancy
 from shared.features import check_features
 from shared.files import remove_partial
@@ -84,6 +85,12 @@ class TimedShadow:
     seconds: float
 
 
+def _make_policy(config: RunConfig) -> Policy:
+    """Nobody asks to be admitted to a simulation: its clients have other names than the service's."""
+    policy = Policy.of(config, masked=False)
+    return replace(policy, participants=EVERYBODY, max_examples=None, approve="nothing")
+
+
 class Federation:
     """All clients of a run and the coordinator's part of it, in a folder of files.
 
@@ -109,7 +116,7 @@ class Federation:
         self._known = [self._contribution(index) for index in range(workbench.clients)]
         self._proxy = self._find_proxy()
         self._distiller = self._find_distiller()
-        self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=Policy.of(config, masked=False))
+        self.run = Run(id=config.name, status=RunStatus.ENROLLING, policy=_make_policy(config))
         self._took_part: set[int] = set()
         remove_partial(folder)
         self.checkpoint = read_checkpoint(folder) or self._write_initial_model()

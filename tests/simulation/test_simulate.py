@@ -156,6 +156,16 @@ def test_who_takes_part_for_the_first_time_is_known_though_nothing_is_kept(tmp_p
     assert {*rounds[0]["participants"]} != {*rounds[1]["participants"]}, "somebody is new in the second round"
 
 
+@pytest.mark.parametrize(
+    "admission",
+    [{"participants": ["north", "south", "east", "west"]}, {"approve": "sizes"}, {"max_examples": 1}],
+)
+def test_who_is_admitted_is_no_matter_of_a_simulation(tmp_path: Path, admission: dict[str, Any]) -> None:
+    """Of a file that the service takes, too."""
+    plain = run(config(rounds=1), tmp_path / "plain.jsonl")
+    assert run(config(rounds=1, **admission), tmp_path / "admitted.jsonl") == plain
+
+
 def test_the_seed_decides(tmp_path: Path) -> None:
     digests = {run(config(rounds=1, seed=seed), tmp_path / f"{seed}.jsonl") for seed in (0, 1)}
     assert len(digests) == 2
