@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field
 
 from shared.config import Frozen
+from shared.problems import InvalidConfiguration
 from shared.schemas import TensorKind, TensorSpec
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ class Batch:
     outputs: Tensor
 
 
+_SHORTEST_PATH: Final = 3e-39
+"""float32 has nothing above 3.4e38."""
+
+
 @dataclass
 class LocalRound:
     """What a client half may see and use during one round.
@@ -106,6 +111,22 @@ class LocalRound:
     round: int = 1
     manifest: Sequence[TensorSpec] = ()
     look: Callable[[], Iterator[tuple[Tensor, Tensor]]] = lambda: iter(())
+
+    @property
+    def inverse_path(self) -> float:
+        """``1 / (tau lr)`` of the ``tau`` steps taken: a displacement times this is a mean gradient.
+
+        Raises:
+            InvalidConfiguration: 32 bits cannot hold it.
+        """
+        path = self.steps * self.learning_rate
+        if path < _SHORTEST_PATH:
+            raise InvalidConfiguration(
+                f"local.learning_rate is {self.learning_rate:g} in round {self.round}: the algorithm divides "
+                "the steps taken by it, which 32 bits cannot hold",
+                hint="Let the schedule end at a larger learning rate, or take an algorithm like fedavg.",
+            )
+        return 1 / path
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class FedDC(Algorithm[FedDCParameters]):
                 continue
             change = -local.received["gradient"][name] / scale
             if local.steps:
-                change.sub_(moved, alpha=1 / (local.steps * local.learning_rate))
+                change.sub_(moved, alpha=local.inverse_path)
             else:  # nothing to measure: the gradient state stays
                 change.zero_()
             gradient[name] = local.kept["gradient"][name] + change

@@ -80,7 +80,7 @@ class Scaffold(Algorithm[ScaffoldParameters]):
             delta = -local.received["control"][name]
             if local.steps:
                 displacement = local.start[name] - parameter.detach()
-                delta.add_(displacement, alpha=1 / (local.steps * local.learning_rate))
+                delta.add_(displacement, alpha=local.inverse_path)
                 if name in offsets:
                     delta.sub_(offsets[name].to(delta.device))
             else:

@@ -166,6 +166,14 @@ def test_who_is_admitted_is_no_matter_of_a_simulation(tmp_path: Path, admission:
     assert run(config(rounds=1, **admission), tmp_path / "admitted.jsonl") == plain
 
 
+def test_a_learning_rate_that_fades_to_nothing_says_where(tmp_path: Path) -> None:
+    local = {"steps": 1, "schedule": {"kind": "step", "every": 1, "factor": 1e-20}}
+    for algorithm in ("scaffold", "feddc"):
+        with pytest.raises(InvalidConfiguration, match=r"local.learning_rate is 1e-42 in round 3") as refused:
+            run(config(rounds=4, algorithm=algorithm, local=local), tmp_path / f"{algorithm}.jsonl")
+        assert "schedule" in refused.value.hint
+
+
 def test_the_seed_decides(tmp_path: Path) -> None:
     digests = {run(config(rounds=1, seed=seed), tmp_path / f"{seed}.jsonl") for seed in (0, 1)}
     assert len(digests) == 2
