@@ -32,7 +32,7 @@ __all__ = ["Creation"]
 ADDRESS = "/create"
 WHERE = "The configuration"
 LONGEST = 40_000
-"""Characters of YAML."""
+"""Characters of YAML, with one for each end of a line."""
 EXAMPLE = """\
 name: first-run
 task: digits
@@ -65,9 +65,11 @@ class Creation:
         return self._render(request, write_short(given) if given else EXAMPLE, given=given)
 
     async def answer(self, request: Request) -> Response:
-        fields = await read_form(request)
-        text, template = fields.get("text", "")[:LONGEST].replace("\r\n", "\n"), fields.get("template", "")
+        text = template = ""
         try:
+            fields = await read_form(request)
+            text, template = join_lines(fields.get("text", "")), fields.get("template", "")
+            check_length(text)
             config = read_config(text, WHERE)
             if fields.get("do") != "create":
                 return self._render(request, text, template, found=summarise(config))
@@ -133,6 +135,24 @@ class Creation:
         if not same or (base is not None and view.config.task_options != config.task_options):
             raise InvalidConfiguration(f"{template} has another task or model", hint=hint)
         return InitialBlob(digest=view.initial_model, manifest=view.manifest)
+
+
+def join_lines(text: str) -> str:
+    """The text with the line ends of YAML; a browser sends two characters for each.
+
+    >>> join_lines("name: a\\r\\nrounds: 5\\r\\n")
+    'name: a\\nrounds: 5\\n'
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_length(text: str) -> None:
+    """Raises :class:`InvalidConfiguration`: a part of it would be read, too, and say something else."""
+    if len(text) > LONGEST:
+        raise InvalidConfiguration(
+            f"{WHERE} has {len(text):,} characters, and this form takes at most {LONGEST:,}",
+            hint="Create the run with `feddisco run create FILE`.",
+        )
 
 
 def list_choices() -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from server.pages.routes import make_router, render
 from server.web.oidc import CALLBACK, Attempt, IdentityProvider, NotSignedIn
 from server.web.security import Guard, Person, hash_token
 from server.web.sessions import SESSION_HOURS, Sessions, choose_next
-from shared.problems import Forbidden, Problem, Unauthorised, WrongToken
+from shared.problems import Forbidden, InvalidRequest, Problem, Unauthorised, WrongToken
 
 __all__ = ["SignIn", "read_form"]
 
@@ -27,6 +27,7 @@ FIELDS = 30
 TOO_LATE = "The sign-in was not begun here, or too long ago. Try again."
 UNKNOWN = "is not known here, or has been revoked. An admin adds people: feddisco users add NAME."
 FOREIGN = "The form was not made by this coordinator, or is too old. Try again."
+OTHER_FORM = "No form of these pages has as many. Load the page again, then send its form."
 
 log = logging.getLogger("feddisco.sign-in")
 
@@ -166,7 +167,10 @@ def _explain(problem: Problem) -> str:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of an ordinary form; a body that is none has no fields."""
+    """The fields of an ordinary form; a body that is none has no fields.
+
+    Raises :class:`InvalidRequest` for one with more fields than any form here has.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}
@@ -174,5 +178,5 @@ async def read_form(request: Request) -> dict[str, str]:
     try:
         fields = parse_qs(body, max_num_fields=FIELDS)
     except ValueError:
-        return {}
+        raise InvalidRequest(f"the form has more than {FIELDS} fields", hint=OTHER_FORM) from None
     return {name: values[0] for name, values in fields.items()}

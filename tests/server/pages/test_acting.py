@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.pages.clients_page import draw_code, read_invitation, write_command
-from server.pages.create_page import next_name, write_short
+from server.pages.create_page import LONGEST, next_name, write_short
 from server.pages.offers import ACTIONS, run_command, show_command
 from shared.config import RunConfig
 from shared.fingerprints import format_fingerprint
@@ -443,6 +443,43 @@ def test_what_is_wrong_with_a_configuration_is_said_beside_it(at: Live, text: st
     assert fault is not None
     assert said in fault[1], fault[1]
     assert html.escape(text, quote=False)[:4] in answer.text, "what was typed is still there"
+
+
+@pytest.mark.parametrize("do", ["check", "create"])
+def test_a_configuration_that_is_too_long_is_refused_whole(at: Live, do: str) -> None:
+    """A part of it would be valid, too, and say less: what comes last may be what protects the sites."""
+    olga = add(at, "olga", "operator")
+    head = "name: long\nlocal: {clip_norm: 1.0}\n"
+    text = f"{head}#{'é' + 'e' * (LONGEST - len(head) - 3)}\ndp: {{noise_multiplier: 1.0}}\n"
+    assert text[LONGEST:].startswith("dp:")
+    answer = olga.send("/create", text=text.replace("\n", "\r\n"), do=do)
+    assert answer.status_code == 422
+    fault = re.search(r'<p class="fault">(.*?)</p>', answer.text, re.DOTALL)
+    assert fault is not None
+    assert f"has {len(text):,} characters, and this form takes at most 40,000" in fault[1]
+    assert "feddisco run create FILE" in fault[1]
+    (area,) = Html(answer.text).all("textarea")
+    assert area.text == text, "nothing of it is lost"
+    assert [run["run"] for run in at.admin.get("/runs").json()] == ["demo"]
+
+
+def test_a_configuration_may_be_as_long_as_the_form_takes(at: Live) -> None:
+    """The ends of lines count once, though a browser sends two characters for each."""
+    first, last = "name: long\ntask: digits\n" + "\n" * 500, "\nrounds: 7\n"
+    text = f"{first}#{'e' * (LONGEST - len(first) - len(last) - 1)}{last}"
+    assert len(text) == LONGEST
+    answer = add(at, "olga", "operator").send("/create", text=text.replace("\n", "\r\n"), do="create")
+    assert answer.headers.get("location") == "/runs/long", answer.text
+    assert at.run("long")["rounds"] == 7
+
+
+def test_a_form_of_too_many_fields_is_refused_in_words(at: Live) -> None:
+    olga = add(at, "olga", "operator")
+    many = {f"a{number}": "1" for number in range(31)}
+    for address in ("/create", "/runs/demo/do/pause", "/clients/invite", "/users/add"):
+        answer = olga.send(address, form="/create", text="name: a", do="create", **many)
+        assert (answer.status_code, "more than 30 fields" in answer.text) == (422, True), address
+    assert at.run()["status"] == "enrolling"
 
 
 def test_a_new_run_from_another(at: Live) -> None:
