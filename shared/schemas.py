@@ -708,6 +708,9 @@ class RunView(RunSummary):
     current_round: RoundView | None
     waiting_for: str = Field("", description="one sentence: what the run is waiting for now")
     obstacle: ObstacleKind | None = Field(None, description="what keeps a waiting run from going on")
+    late_evaluators: tuple[str, ...] = Field(
+        (), description="of a run that waits for scores: whose are missing; for a client: none"
+    )
     revision: int = Field(0, description="how often the configuration was changed")
     rewound_attempts: int = Field(
         0, description="attempts above it are of rounds drawn since the run went back"

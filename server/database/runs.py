@@ -17,7 +17,7 @@ from server.database.session import Reading, Writing
 from server.database.step.load import load
 from server.database.tables import clients, deletions, enrolments, runs
 from server.lifecycle.state import Run
-from server.lifecycle.views import find_obstacle, find_standing, waiting_for
+from server.lifecycle.views import find_late_evaluators, find_obstacle, find_standing, waiting_for
 from shared.config import RunConfig
 from shared.fingerprints import identity_fingerprint
 from shared.problems import NameTaken
@@ -152,7 +152,7 @@ def read_run(
         raise no_such_run(run)
     state = read_state(connection, run, configs)
     current = read_round(connection, run, state.round.number) if state.round is not None else None
-    obstacle = find_obstacle(state)
+    obstacle = find_obstacle(state) if state.status is RunStatus.WAITING else None
     ended = state.status.is_terminal
     model = final_model(connection, run, configs) if ended else newest_model(connection, run)
     indexes = (found.index for found in state.enrolments if found.index is not None)
@@ -170,7 +170,8 @@ def read_run(
         taken_indexes=tuple(sorted(indexes)),
         current_round=current,
         waiting_for=waits,
-        obstacle=obstacle.kind if state.status is RunStatus.WAITING and obstacle is not None else None,
+        obstacle=None if obstacle is None else obstacle.kind,
+        late_evaluators=find_late_evaluators(state) if obstacle and obstacle.kind == "scores" else (),
         rewound_attempts=state.rewound_attempts,
         totals=state.totals,
     )

@@ -28,6 +28,7 @@ __all__ = [
     "abandonment",
     "attempts_before",
     "evaluators",
+    "find_late_evaluators",
     "find_obstacle",
     "find_standing",
     "find_unscored",
@@ -146,6 +147,13 @@ def find_unscored(run: Run) -> int | None:
     known = {(score.round, score.client) for score in run.scores}
     due = (n for n in range(1, last + 1) if n % policy.evaluate_every == 0 or n == policy.rounds)
     return next((n for n in due if any((n, client) not in known for client in judges)), None)
+
+
+def find_late_evaluators(run: Run) -> tuple[str, ...]:
+    """Whose scores of the round of :func:`find_unscored` are missing, by name; nobody's without one."""
+    number = find_unscored(run)
+    known = {score.client for score in run.scores if score.round == number}
+    return () if number is None else tuple(client for client in evaluators(run) if client not in known)
 
 
 def find_standing(run: Run) -> Standing | None:
@@ -362,8 +370,7 @@ def _until(run: Run, found: Obstacle, now: dt.datetime) -> str:
 
 def _scores(run: Run, tell: Tell) -> str:
     number = find_unscored(run)
-    known = {score.client for score in run.scores if score.round == number}
-    late = [client for client in evaluators(run) if client not in known]
+    late = find_late_evaluators(run)
     return "" if number is None else f"round {number}: waiting for {tell(late)} to score its model"
 
 

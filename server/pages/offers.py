@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from server.pages.contexts import NextStep, Offer
 from server.pages.form_contexts import FormField
 from shared.config import RunConfig
+from shared.problems import InvalidConfiguration
 from shared.schemas import EnrolmentStatus, Role, RunStatus, RunView, UserRole
 from shared.texts import format_count
 
@@ -272,11 +273,12 @@ def _steps_to_start(run: RunView) -> tuple[NextStep, ...]:
 def _steps_to_go_on(run: RunView, address: str) -> tuple[NextStep, ...]:
     match run.obstacle:
         case "scores":
-            silent = _named(run, Role.EVALUATOR, EnrolmentStatus.READY)
-            refusal = shlex.join(["feddisco", "run", "refuse", run.run, *silent[:1]])
+            late = run.late_evaluators
+            whose = "its" if len(late) == 1 else "their"
+            refusals = (shlex.join(["feddisco", "run", "refuse", run.run, client]) for client in late)
             return (
-                _start_again(run, silent, address),
-                NextStep(sentence="Or go on without its scores:", lines=(refusal,)),
+                _start_again(run, late, address),
+                NextStep(sentence=f"Or go on without {whose} scores:", lines=tuple(refusals)),
             )
         case "quorum":
             return (NextStep(sentence="Nothing, or see the last error of who has failed, under Clients."),)
@@ -294,10 +296,19 @@ def _steps_to_find_trainers(run: RunView, address: str) -> tuple[NextStep, ...]:
         sentence = "Invite another site:" if away else "Invite a site:"
         steps.append(NextStep(sentence=sentence, lines=("feddisco clients invite",)))
         steps.append(_join("There, next to its data:", run.task))
-    if ready and run.config.secure is None:
+    if ready and run.config.secure is None and _may_have_quorum(run.config, ready):
         command = shlex.join(["feddisco", "run", "change", run.run, "--quorum", str(ready)])
         steps.append(NextStep(sentence=f"Or go on with the {_name_ready(ready)}:", lines=(command,)))
     return tuple(steps)
+
+
+def _may_have_quorum(config: RunConfig, quorum: int) -> bool:
+    """Whether a run may go on with so few updates: a robust rule may need more."""
+    try:
+        config.change({"quorum": quorum})
+    except InvalidConfiguration:
+        return False
+    return True
 
 
 def _steps_with_the_model(run: RunView) -> tuple[NextStep, ...]:

@@ -100,6 +100,7 @@ def run_for(client: str, view: RunView) -> RunView:
         **_pick(view, _RUN),
         config=view.config.model_copy(update={"participants": EVERYBODY, "tags": ()}),  # they may name others
         reason=_reason(view),
+        late_evaluators=(),  # names others
         enrolments=_own(client, view.enrolments),
         current_round=None if view.current_round is None else round_for(client, view.current_round),
         sums=sums,

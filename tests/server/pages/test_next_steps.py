@@ -10,8 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from server.database.store import Store
-from server.lifecycle.events import ClientLeft, PauseRequested, StopRequested
+from server.lifecycle.events import ClientLeft, EnrolmentRefused, PauseRequested, StopRequested
 from server.pages.words import SHORT_REASON, fold
+from shared.schemas import Metrics, Role
 from tests.browser import seed
 from tests.helpers.page_reading import client_on, read
 
@@ -115,6 +116,58 @@ def test_a_run_by_scores_asks_for_its_evaluator(here: tuple[TestClient, Store]) 
     seed.Course(store, seed.config("next", keep="best")).create().enrol(evaluator=False)
     found = dict(steps(client, "/runs/next"))
     assert found["The run goes by scores. At a site with test data"] == f"{JOIN} --role evaluator"
+
+
+def test_a_run_that_waits_for_scores_names_those_whose_are_missing(here: tuple[TestClient, Store]) -> None:
+    """alpha has scored the round, zeta and the test set have not."""
+    client, store = here
+    stop_when = {"metric": "accuracy", "patience": 2}
+    course = seed.Course(
+        store, seed.config("demo", stop_when=stop_when, waiting_deadline_seconds=86400)
+    ).create()
+    for name in ("alpha", "zeta"):
+        course.enrol_one(name, Role.EVALUATOR, 360, "cpu")
+    course.enrol().play()
+    score(course, "alpha")
+    course.deadline()
+    assert store.run_view("demo", course.now).obstacle == "scores"
+    assert steps(client, "/runs/demo") == [
+        (f"Start the worker again at {seed.EVALUATOR}, zeta", START_AGAIN),
+        (
+            "Or go on without their scores",
+            f"feddisco run refuse demo {seed.EVALUATOR}\nfeddisco run refuse demo zeta",
+        ),
+    ]
+    score(course, seed.EVALUATOR)
+    assert steps(client, "/runs/demo") == [
+        ("Start the worker again at zeta", START_AGAIN),
+        ("Or go on without its scores", "feddisco run refuse demo zeta"),
+    ]
+    answer = client.get("/api/v1/runs/demo", headers={"Authorization": f"Bearer {seed.token_of('alpha')}"})
+    assert answer.json()["late_evaluators"] == [], "a client reads nothing of others"
+    course.apply(EnrolmentRefused("zeta", "silent"), "admin")
+    assert store.run_view("demo", course.now).late_evaluators == ()
+    assert steps(client, "/runs/demo") == [], "the page told what helps"
+
+
+def score(course: seed.Course, evaluator: str) -> None:
+    metrics = Metrics(loss=0.5, accuracy=0.5, examples=360)
+    course.store.add_evaluation(
+        course.name, course.completed, evaluator, metrics, evaluator, course.pass_time(0.5)
+    )
+
+
+def test_no_quorum_is_offered_that_the_configuration_refuses(here: tuple[TestClient, Store]) -> None:
+    """Krum needs five updates where one of them may be wrong."""
+    client, store = here
+    krum = {"aggregation": {"kind": "krum", "byzantine": 1}, "weighting": {"kind": "sizes"}, "quorum": 5}
+    course = seed.Course(store, seed.config("demo", join="before_start", **krum)).create().enrol()
+    course.take(0, 1)
+    course.deadline()
+    course.come_back(0, 1)
+    assert store.run_view("demo", course.now).obstacle == "trainers"
+    away = ", ".join(site.name for site in seed.SITES[2:])
+    assert steps(client, "/runs/demo") == [(f"Start the worker again at {away}", START_AGAIN)]
 
 
 def test_equal_reasons_are_said_once_and_long_ones_fold(here: tuple[TestClient, Store]) -> None:
