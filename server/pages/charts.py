@@ -14,12 +14,28 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["Curve", "LineChart", "Mark", "Scale", "Tick", "bar", "line_chart", "nice_ticks", "whole_ticks"]
+__all__ = [
+    "LARGEST",
+    "Curve",
+    "LineChart",
+    "Mark",
+    "Scale",
+    "Tick",
+    "bar",
+    "line_chart",
+    "nice_ticks",
+    "whole_ticks",
+]
+
+LARGEST = 1e100
+"""Values beyond are neither drawn nor compared: differences and squares of them have no number."""
 
 MARKED = 40
 """Longest curve of which each point is drawn as a dot; a longer one shows its last point only."""
 
 _EPSILON = 1e-9
+_SMALLEST = 1e-300
+"""What is less apart is one level: below it, powers of ten lose their digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +104,16 @@ class Scale:
 def nice_ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
     """At most ``most`` + 1 round values that enclose ``low..high``: steps of 1, 2 or 5 times a power of ten.
 
+    Both ends lie within :data:`LARGEST`.
+
     >>> nice_ticks(0.12, 0.93)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    if high - low <= _EPSILON * max(abs(low), abs(high)):  # one level: from zero to it
-        low, high = min(low, 0.0), max(high, 0.0) if low or high else 1.0
+    farthest = max(abs(low), abs(high))
+    if farthest < _SMALLEST:
+        low, high = 0.0, 1.0
+    elif high - low <= max(_EPSILON * farthest, _SMALLEST):  # one level: from zero to it
+        low, high = min(low, 0.0), max(high, 0.0)
     rough = (high - low) / most
     unit = 10.0 ** math.floor(math.log10(rough))
     for factor in (1, 2, 5, 10, 20):
@@ -136,8 +157,10 @@ def line_chart(
     0, the initial model, in every chart, and goes to ``last_round`` if that is further than the data: an
     unfinished run leaves room for the rounds to come. ``bands`` are (round, low, high) around a curve;
     ``thin`` are the names of curves that are drawn thin. ``best``: which value of a curve is marked.
-    ``from_zero``: the y axis has the zero on it.
+    ``from_zero``: the y axis has the zero on it. Values beyond :data:`LARGEST` are left out.
     """
+    curves = {name: [point for point in curve if _is_drawable(*point[1:])] for name, curve in curves.items()}
+    bands = {name: [edges for edges in band if _is_drawable(*edges[1:])] for name, band in bands.items()}
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return None
@@ -164,6 +187,10 @@ def line_chart(
         ),
         from_zero=from_zero,
     )
+
+
+def _is_drawable(*values: float) -> bool:
+    return all(abs(value) <= LARGEST for value in values)  # so that NaN is not
 
 
 def _find_best(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from server.pages.charts import LARGEST
 from shared.schemas import ComparedRun
 from shared.scores import find_direction, summarise
 from shared.statistics import Interval, after_warm_up, bootstrap
@@ -26,8 +27,6 @@ Curve = Mapping[int, float]
 
 _OF_ONE_RUN = ("name", "tags", "seed", "partition.seed")
 """What may differ between the runs of a series."""
-_LARGEST = 1e100
-"""Values beyond have no square: such a task's own score is no number to compare by."""
 _SIGNS = {"higher": 1, "lower": -1, None: None}
 
 
@@ -121,7 +120,7 @@ def _curve(run: ComparedRun, measure: str) -> Curve:
             value = score.accuracy if measure == "accuracy" else score.loss
         else:
             value = score.extra.get(measure)
-        if value is not None and abs(value) <= _LARGEST:
+        if value is not None and abs(value) <= LARGEST:
             found.setdefault(score.round, []).append((value, score.examples))
     rule = run.config.get("combine_scores", "median")
     return {number: summarise(pairs, rule) for number, pairs in found.items()}

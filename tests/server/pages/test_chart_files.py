@@ -8,10 +8,14 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from server.pages.charts import line_chart
+from server.database.tables import evaluations
+from server.pages.charts import LARGEST, line_chart
 from server.pages.words import percent
+from tests.browser import seed
 from tests.helpers.live_coordinator import enrolled, file_of, live
+from tests.helpers.page_reading import client_on
 
 CURVES = {"judge": [(0, 0.1), (1, 0.5), (2, 0.75), (3, 0.75), (4, 0.5)]}
 
@@ -95,3 +99,33 @@ def test_a_chart_of_a_run_that_nobody_has_scored_is_not_there(
     with live(database_url, tmp_path / "data") as at:
         at.create()
         assert at.http().get(f"{at.url}/runs/demo/charts/{name}.svg").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "losses", [(1e308, -1e308), (0.5, 1.7e308), (0.0, 5e-324), (1e308, 1e308), (-1.7e308, 0.5)]
+)
+def test_a_run_with_scores_of_any_size_has_its_page(
+    tmp_path: Path, database_url: str, losses: tuple[float, float]
+) -> None:
+    """Such as earlier versions have stored: what cannot be drawn is left out, and the page is there."""
+    client, store = client_on(database_url, tmp_path)
+    course = seed.Course(store, seed.config("demo", metrics=["macro_f1"])).create().enrol()
+    course.play()
+    for number, loss in enumerate(losses):
+        course.evaluate(number)
+        stored = sa.update(evaluations).where(evaluations.c.round == number)
+        with store.engine.begin() as connection:
+            connection.execute(stored.values(loss=loss, extra={"macro_f1": loss, "theirs": loss}))
+    for path in (
+        "/",
+        "/runs/demo",
+        "/runs/demo?zero=1",
+        "/runs/demo/rounds/1",
+        "/compare?runs=demo&measure=loss",
+    ):
+        assert client.get(path).status_code == 200, path
+    file = client.get("/runs/demo/charts/loss.csv").text
+    for number, loss in enumerate(losses):
+        line = next((line for line in file.splitlines() if line.startswith(f"{number},")), "")
+        assert (str(loss) in line) == (abs(loss) <= LARGEST), file
+    store.engine.dispose()

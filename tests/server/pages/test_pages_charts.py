@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.pages.charts import MARKED, Scale, bar, line_chart, nice_ticks, whole_ticks
+from server.pages.charts import LARGEST, MARKED, Scale, bar, line_chart, nice_ticks, whole_ticks
 from server.pages.losses import TrainingLosses, training_loss
 from server.pages.words import (
     number,
     percent,
 )
 from shared.schemas import LedgerRow, ParticipantStatus, RoundStatus, RoundView
+
+drawable = st.floats(-LARGEST, LARGEST)
 
 # ---------------------------------------------------------------- charts
 
@@ -86,15 +89,38 @@ def test_nice_ticks(low: float, high: float, ticks: tuple[float, ...]) -> None:
     assert nice_ticks(low, high) == ticks
 
 
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
-def test_nice_ticks_enclose_the_data_and_are_few(low: float, extent: float) -> None:
-    high = low + max(extent, 1e-8 * abs(low))  # below that it is one level to a reader
+@given(drawable, drawable)
+@example(0.0, 5e-324)
+@example(-5e-324, 5e-324)
+@example(-LARGEST, LARGEST)
+@example(1e-300, 1.5e-300)
+def test_nice_ticks_enclose_the_data_and_are_few(one: float, other: float) -> None:
+    low, high = min(one, other), max(one, other)
     ticks = nice_ticks(low, high)
     room = 1e-6 * (ticks[-1] - ticks[0])
     assert ticks[0] <= low + room
     assert ticks[-1] >= high - room
     assert 2 <= len(ticks) <= 6
     assert list(ticks) == sorted(set(ticks))
+
+
+@given(st.lists(st.floats(), max_size=5), st.booleans())
+@example([1e308, -1e308], False)
+@example([0.3, 1.7e308], True)
+@example([0.0, 5e-324], False)
+def test_every_number_is_drawn_or_left_out(values: list[float], from_zero: bool) -> None:
+    chart = line_chart(
+        "c", "C", {"a": list(enumerate(values))}, write=number, tick=number, from_zero=from_zero
+    )
+    drawn = [value for value in values if abs(value) <= LARGEST]
+    if chart is None:
+        assert drawn == []
+        return
+    (curve,) = chart.curves
+    assert [reading[4] for reading in json.loads(curve.readings)] == drawn
+    places = [mark.y for mark in curve.marks] + [tick.at for tick in chart.y_ticks]
+    assert all(-0.01 <= place <= 100.01 for place in places), places
+    assert all(math.isfinite(tick.at) for tick in chart.x_ticks)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
