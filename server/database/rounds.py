@@ -36,6 +36,7 @@ __all__ = [
     "list_rounds",
     "newest_model",
     "note_progress",
+    "read_completed_attempts",
     "read_receipt",
     "read_round",
     "scored_model",
@@ -78,6 +79,18 @@ def list_rounds(connection: Reading, run: str, since: int, until: int | None = N
         for row in found
         for key in [(row.round, row.attempt)]
     ]
+
+
+_COMPLETED = sa.select(rounds.c.round, rounds.c.attempt).where(
+    rounds.c.run == sa.bindparam("of_run", type_=sa.String),
+    rounds.c.round > 0,  # of a secure run, 0 is the sum that ends its enrolment
+    rounds.c.status == RoundStatus.COMPLETED,
+)
+
+
+def read_completed_attempts(connection: Reading, run: str) -> dict[int, int]:
+    """By round, the attempt that was completed; none of those before which the run went back."""
+    return {row.round: row.attempt for row in connection.select(_COMPLETED, {"of_run": run})}
 
 
 def read_round(connection: Reading, run: str, number: int, attempt: int | None = None) -> RoundView:

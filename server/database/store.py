@@ -650,6 +650,10 @@ class Store:
         """Oldest first, every attempt, from round ``since`` to round ``until``; NotFound for no such run."""
         return self._read(rounds.list_rounds, run, since, until)
 
+    def completed_attempts(self, run: str) -> dict[int, int]:
+        """By round that counts, from 1: the attempt that was completed."""
+        return self._read(rounds.read_completed_attempts, run)
+
     def round_view(self, run: str, round: int, attempt: int | None = None) -> RoundView:
         """The newest attempt unless one is named; NotFound."""
         return self._read(rounds.read_round, run, round, attempt)

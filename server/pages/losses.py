@@ -1,11 +1,10 @@
-"""Training loss by round, cached: a completed round never changes, and the loss takes its whole ledger."""
+"""Training loss by round, cached: a completed attempt never changes, and the loss takes its whole ledger."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping
 
 from cachetools import LRUCache
 
@@ -30,18 +29,27 @@ class TrainingLosses:
     """A cache of one process. Two threads may read the same round twice, but never a wrong value."""
 
     def __init__(self) -> None:
-        self._runs: LRUCache[str, dict[int, float | None]] = LRUCache(REMEMBERED_RUNS)
+        self._runs: LRUCache[str, dict[tuple[int, int], float | None]] = LRUCache(REMEMBERED_RUNS)
         self._lock = threading.Lock()
 
-    def first_unknown(self, run: str) -> int:
-        """The first round that has to be read."""
-        with self._lock:
-            known = self._runs.get(run, {})
-        return next(number for number in count(1) if number not in known)
+    def find(
+        self, run: str, attempts: Mapping[int, int], read: Callable[[int, int], Iterable[RoundView]]
+    ) -> Mapping[int, float]:
+        """The losses by round; ``read`` reads the rounds from one to another, which are not known yet.
 
-    def learn(self, run: str, rounds: Iterable[RoundView]) -> Mapping[int, float]:
-        """Adds the rounds, in any order; returns every known loss by round."""
-        losses = {r.round: training_loss(r) for r in rounds if r.status is RoundStatus.COMPLETED}
+        ``attempts``: by round that counts, the attempt that was completed. So nothing is left of rounds that
+        a run went back before, however often it did.
+        """
         with self._lock:
-            known = self._runs[run] = self._runs.get(run, {}) | losses
-        return {round: loss for round, loss in sorted(known.items()) if loss is not None}
+            before = self._runs.get(run, {})
+        known = {key: before[key] for key in attempts.items() if key in before}
+        if missing := [number for number, attempt in attempts.items() if (number, attempt) not in known]:
+            known |= {
+                (round.round, round.attempt): training_loss(round)
+                for round in read(min(missing), max(missing))
+                if round.status is RoundStatus.COMPLETED
+            }
+        with self._lock:
+            self._runs[run] = known
+        losses = {number: known.get((number, attempt)) for number, attempt in sorted(attempts.items())}
+        return {number: loss for number, loss in losses.items() if loss is not None}

@@ -46,6 +46,10 @@ class Reader(Protocol):
         """One attempt; the newest if none is named."""
         ...
 
+    def completed_attempts(self, run: str) -> Mapping[int, int]:
+        """By round that counts, from 1, the attempt that was completed."""
+        ...
+
     def evaluations(self, run: str) -> Sequence[EvaluationView]: ...
 
     def events(self, after_id: int, run: str | None, limit: int) -> Sequence[EventView]:

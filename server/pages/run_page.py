@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from server.pages.assistance import assistance_sentence, assistant_notice
 from server.pages.charts import LineChart, bar, line_chart
@@ -75,7 +76,7 @@ def run_page(
     lowest = 1 if run.config.secure is None else 0  # a secure run begins with a sum over all trainers
     last = None if rounds_before is None else rounds_before - 1  # None: also rounds from before it went back
     first = _newest_round(run) - SHOWN_ROUNDS + 1 if last is None else last - OLDER_ROUNDS + 1
-    training = _learn_losses(store, losses, run)
+    training = _find_losses(store, losses, name)
     rounds = sorted(
         store.rounds(name, max(first, lowest), last), key=lambda round: (-round.round, -round.attempt)
     )
@@ -131,12 +132,11 @@ def charts_of(
     """All charts of the run's page."""
     run = store.run_view(name, now)
     evaluations = sorted(store.evaluations(name), key=lambda found: (found.round, found.client))
-    return _all_charts(run, evaluations, _learn_losses(store, losses, run), from_zero=from_zero)
+    return _all_charts(run, evaluations, _find_losses(store, losses, name), from_zero=from_zero)
 
 
-def _learn_losses(store: Reader, losses: TrainingLosses, run: RunView) -> Mapping[int, float]:
-    course = f"{run.run}#{run.rewound_attempts}"  # after the run went back, losses are learnt anew
-    return losses.learn(course, store.rounds(run.run, losses.first_unknown(course)))
+def _find_losses(store: Reader, losses: TrainingLosses, run: str) -> Mapping[int, float]:
+    return losses.find(run, store.completed_attempts(run), partial(store.rounds, run))
 
 
 def _all_charts(

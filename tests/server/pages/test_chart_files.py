@@ -11,7 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from server.database.tables import evaluations
+from server.lifecycle.events import PauseRequested, ResumeRequested, RewindRequested
+from server.pages.chart_files import find_chart, write_csv
 from server.pages.charts import LARGEST, line_chart
+from server.pages.losses import TrainingLosses
 from server.pages.words import percent
 from tests.browser import seed
 from tests.helpers.live_coordinator import enrolled, file_of, live
@@ -128,4 +131,52 @@ def test_a_run_with_scores_of_any_size_has_its_page(
     for number, loss in enumerate(losses):
         line = next((line for line in file.splitlines() if line.startswith(f"{number},")), "")
         assert (str(loss) in line) == (abs(loss) <= LARGEST), file
+    store.engine.dispose()
+
+
+class OtherLosses(seed.Course):
+    """Whose training ends at another loss each time that ``level`` is changed."""
+
+    level = 1.0
+
+    def loss(self, index: int) -> float:
+        return self.level
+
+
+def test_training_losses_are_of_the_rounds_that_count(tmp_path: Path, database_url: str) -> None:
+    """However often the run went back, and whether its page was looked at meanwhile."""
+    client, store = client_on(database_url, tmp_path)
+    course = OtherLosses(store, seed.config("demo", rounds=8, weighting={"kind": "sizes"}))
+    course.create().enrol()
+
+    def shown() -> list[str]:
+        found = client.get("/runs/demo/charts/loss.csv")
+        if found.status_code == 404:
+            return []
+        chart = find_chart(store, TrainingLosses(), "demo", "loss", course.now, from_zero=False)
+        assert found.text == write_csv(chart), "what another process shows"
+        return found.text.splitlines()[1:]
+
+    def go_back(number: int) -> None:
+        course.apply(RewindRequested(number, "once more"), "admin")
+        course.completed = number
+
+    while course.completed < 5:
+        course.play()
+    course.apply(PauseRequested("to look"), "admin")
+    assert shown() == [f"{number},1.0" for number in range(1, 6)]
+    go_back(3)
+    assert shown() == ["1,1.0", "2,1.0", "3,1.0"]
+    go_back(1)
+    assert shown() == ["1,1.0"], "no attempt was made between the two"
+    go_back(0)
+    course.apply(ResumeRequested(), "admin")
+    course.level = 2.0
+    for number in range(1, 5):
+        current = store.run_state("demo").round
+        assert current is not None
+        course.attempt = current.attempt
+        course.play()
+        assert course.completed == number
+    assert shown() == [f"{number},2.0" for number in range(1, 5)]
     store.engine.dispose()

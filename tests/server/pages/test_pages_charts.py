@@ -144,7 +144,7 @@ def test_scale_and_bar() -> None:
 
 
 def round_with(
-    number: int, pairs: list[tuple[float | None, float | None]], status: str = "completed"
+    number: int, pairs: list[tuple[float | None, float | None]], status: str = "completed", attempt: int = 1
 ) -> RoundView:
     """A round whose clients have these (weight, loss)."""
     made = [
@@ -164,7 +164,7 @@ def round_with(
     return RoundView(
         run="r",
         round=number,
-        attempt=1,
+        attempt=attempt,
         status=RoundStatus(status),
         reason=None,
         opened_at=now,
@@ -186,13 +186,24 @@ def test_training_loss_is_weighted_as_the_model_is() -> None:
 
 
 def test_losses_are_learnt_once() -> None:
-    losses = TrainingLosses()
-    assert losses.first_unknown("r") == 1
-    assert losses.learn("r", [round_with(2, [(1.0, None)]), round_with(1, [(1.0, 3.0)])]) == {1: 3.0}
-    assert losses.first_unknown("r") == 3, "a round without a loss is known too"
-    abandoned = round_with(3, [(1.0, 9.0)], "abandoned")
-    assert losses.learn("r", [abandoned]) == {1: 3.0}
-    assert losses.first_unknown("r") == 3
-    assert losses.learn("r", [round_with(3, [(1.0, 1.0)])]) == {1: 3.0, 3: 1.0}
-    losses.learn("r", [round_with(5, [(1.0, 1.0)])])
-    assert losses.first_unknown("r") == 4, "what is missing is read, whatever is known after it"
+    stored = [
+        round_with(2, [(1.0, None)]),
+        round_with(1, [(1.0, 3.0)]),
+        round_with(3, [(1.0, 9.0)], "abandoned"),
+    ]
+    losses, asked = TrainingLosses(), []
+
+    def read(since: int, until: int) -> list[RoundView]:
+        asked.append((since, until))
+        return stored
+
+    assert losses.find("r", {}, read) == {}
+    assert losses.find("r", {1: 1, 2: 1}, read) == {1: 3.0}
+    assert losses.find("r", {1: 1, 2: 1}, read) == {1: 3.0}
+    assert asked == [(1, 2)], "a round without a loss is known too"
+    stored = [round_with(3, [(1.0, 1.0)], attempt=2)]
+    assert losses.find("r", {1: 1, 2: 1, 3: 2}, read) == {1: 3.0, 3: 1.0}
+    assert losses.find("r", {1: 1}, read) == {1: 3.0}, "the run went back, twice"
+    stored = [round_with(2, [(1.0, 2.0)], attempt=3)]
+    assert losses.find("r", {1: 1, 2: 3}, read) == {1: 3.0, 2: 2.0}
+    assert asked == [(1, 2), (3, 3), (2, 2)]
