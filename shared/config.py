@@ -261,14 +261,18 @@ def split_tags(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.replace(",", " ").split()))
 
 
+_FAULTS_SHOWN = 20
+
+
 def describe_faults(error: ValidationError) -> str:
-    """Each field, what is wrong with it, and the value received."""
-    said = []
-    for fault in list_faults(error.errors()):
+    """Each field, what is wrong with it, and the value received; after the first, only how many more."""
+    said, faults = [], list_faults(error.errors(include_url=False))
+    for fault in faults[:_FAULTS_SHOWN]:
         what, received = _say_fault(fault), f"{fault['input']!r:.80}"
         known = "" if what.startswith(received) else f" (received {received})"
         said.append(f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {what}{known}")
-    return "; ".join(said)
+    more = len(faults) - len(said)
+    return "; ".join(said) + (f"; and {more:,} more" if more else "")
 
 
 def _say_fault(fault: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ class Creation:
             fields = await read_form(request)
             text, template = join_lines(fields.get("text", "")), fields.get("template", "")
             check_length(text)
-            config = read_config(text, WHERE)
+            config = await self.coordinator.threads.run_for_viewers(read_config, text, WHERE)
             if fields.get("do") != "create":
                 return self._render(request, text, template, found=summarise(config))
             form = await require_form(self.coordinator, request, None)

@@ -94,6 +94,15 @@ def test_the_last_fault_is_told_too(tmp_path: Path) -> None:
     assert "seed: " in str(caught.value)
 
 
+def test_of_very_many_faults_the_first_are_told_and_how_many_more(tmp_path: Path) -> None:
+    """Each takes a search for the key that was meant."""
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_config(written(tmp_path, "name: x\n" + "".join(f"rouns{n}: 1\n" for n in range(1_500))))
+    said = str(caught.value)
+    assert said.count("there is no such key") == 20
+    assert said.endswith("rouns19: there is no such key; did you mean rounds? (received 1); and 1,480 more.")
+
+
 def test_a_token_comes_from_the_file_then_the_environment_then_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -471,6 +472,29 @@ def test_a_configuration_may_be_as_long_as_the_form_takes(at: Live) -> None:
     answer = add(at, "olga", "operator").send("/create", text=text.replace("\n", "\r\n"), do="create")
     assert answer.headers.get("location") == "/runs/long", answer.text
     assert at.run("long")["rounds"] == 7
+
+
+def test_others_are_answered_while_a_configuration_is_checked(at: Live) -> None:
+    """Anybody who reads may check, and one that is long and all wrong takes a second or more to read."""
+    wrong = "name: a\n" + "".join(f"r{number:x}: 1\n" for number in range(4_000))
+    vera = add(at, "vera", "viewer")
+    form = {**fields_of(vera.get("/create")), "text": wrong, "do": "check"}
+    answers: list[httpx.Response] = []
+
+    def check() -> None:
+        answers.append(httpx.post(f"{at.url}/create", data=form, headers=PAGE, cookies=cookies, timeout=60))
+
+    cookies = dict(vera.http.cookies)
+    checks = [threading.Thread(target=check) for _ in range(4)]
+    for thread in checks:
+        thread.start()
+    answered = 0
+    while any(thread.is_alive() for thread in checks):
+        assert at.admin.get("/runs").status_code == 200
+        answered += 1
+    assert answered > len(checks) + 1, "read on the event loop, each would be waited for"
+    assert [answer.status_code for answer in answers] == [422] * 4
+    assert "there is no such key (received 1); and 3,980 more." in answers[0].text
 
 
 def test_a_form_of_too_many_fields_is_refused_in_words(at: Live) -> None:
