@@ -64,6 +64,16 @@ class _TimedShadow:
 
 
 @dataclass(frozen=True)
+class _Faulty:
+    """An update whose stored file is at fault: for how many seconds this is known, and since when."""
+
+    update: Update
+    fault: str
+    seconds: float
+    since: dt.datetime
+
+
+@dataclass(frozen=True)
 class Aggregation:
     """``patience``: seconds after which the round goes on without an update whose stored file is at fault.
 
@@ -159,32 +169,41 @@ class Aggregation:
             StorageUnavailable: an update is not there, and may still be sent again or restored.
             IllegalTransition: without those that are lost the quorum is not met.
         """
-        faults = {u.client: (u, fault) for u in given.updates if (fault := self.faults.find(u.digest))}
-        awaited = [self._describe_awaited(*found) for found in faults.values() if not self._is_lost(found[0])]
+        faulty = self._find_faulty(given.updates)
+        awaited = [self._describe_awaited(each) for each in faulty.values() if each.seconds < self.patience]
         if awaited:
             raise StorageUnavailable("; ".join(awaited), public="; ".join(awaited))
-        intact = [update for update in given.updates if update.client not in faults]
-        lost = {client: f"its stored update {fault}" for client, (_, fault) in faults.items()}
+        intact = [update for update in given.updates if update.client not in faulty]
+        lost = {client: f"its stored update {each.fault}" for client, each in faulty.items()}
         if lost and given.secure is not None:
             raise IllegalTransition(
                 f"the stored updates of {', '.join(lost)} are lost, and the masks of the others hide the sum"
             )
         if lost and len(intact) < given.config.updates_needed:
-            told = "; ".join(f"that of {client} {fault}" for client, (_, fault) in faults.items())
+            told = "; ".join(f"that of {client} {each.fault}" for client, each in faulty.items())
             raise IllegalTransition(
                 f"{len(intact)} of {given.config.updates_needed} needed updates are left ({told})"
             )
         return intact, lost
 
-    def _is_lost(self, update: Update) -> bool:
-        seconds, _ = self.faults.since(update.digest)
-        return seconds >= self.patience
+    def _find_faulty(self, updates: Sequence[Update]) -> dict[str, _Faulty]:
+        """By client. One that is sent again while the others are read, which may take long, is read again."""
+        faulty: dict[str, _Faulty] = {}
+        unread = list(updates)
+        while unread:
+            found = [(update, fault) for update in unread if (fault := self.faults.find(update.digest))]
+            unread = []
+            for update, fault in found:
+                if (known := self.faults.since(update.digest)) is None:
+                    unread.append(update)
+                else:
+                    faulty[update.client] = _Faulty(update, fault, *known)
+        return faulty
 
-    def _describe_awaited(self, update: Update, fault: str) -> str:
-        _, since = self.faults.since(update.digest)
-        until = since + dt.timedelta(seconds=self.patience)
+    def _describe_awaited(self, faulty: _Faulty) -> str:
+        client, until = faulty.update.client, faulty.since + dt.timedelta(seconds=self.patience)
         return (
-            f"the stored update of {update.client} {fault}; {update.client} is asked to send it again, and "
+            f"the stored update of {client} {faulty.fault}; {client} is asked to send it again, and "
             f"the round goes on without it at {until:%H:%M} UTC"
         )
 

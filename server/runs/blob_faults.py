@@ -73,9 +73,14 @@ class BlobFaults:
         if self._since.pop(digest, None) is not None:
             log.info("the stored file %s is intact again", digest)
 
-    def since(self, digest: str) -> tuple[float, dt.datetime]:
-        """Of a file at fault: for how many seconds this process has known, and from when on."""
-        then, at = self._since[digest]
+    def since(self, digest: str) -> tuple[float, dt.datetime] | None:
+        """For how many seconds this process has known of the fault, and from when on.
+
+        None if it knows of none: another thread may have stored the file again since its fault was found.
+        """
+        if (found := self._since.get(digest)) is None:
+            return None
+        then, at = found
         return self._clock.monotonic() - then, at
 
     def _note(self, digest: str, fault: str | None) -> None:

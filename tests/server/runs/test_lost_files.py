@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.blobs.integrity import BlobIntegrity
 from server.runs.assignments import ASK_AGAIN_SECONDS
 from tests.helpers.clocks import clock_by
 from tests.helpers.live_coordinator import (
@@ -109,6 +110,32 @@ def test_an_update_that_was_collected_in_the_moment_in_which_it_came_is_asked_fo
         at.wait_for(lambda: at.run()["status"] == "completed", seconds=10)
         assert at.run()["model"] == MEAN
         assert at.coordinator.store.is_recorded(sha256(FIRST))
+
+
+def test_an_update_that_is_sent_again_while_the_others_are_read_counts(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading large files takes long after a restart: what was found lost is back before the last is read."""
+    with live(database_url, tmp_path / "data") as at:
+        at.create(min_clients=2, rounds=1, weighting={"kind": "sizes"})
+        first, second = enrolled(at, (10, 10))
+        assert first.upload("demo", 1, FIRST).status_code == 200
+        at.coordinator.blobs.path(sha256(FIRST)).unlink()
+        sent: list[int] = []
+        find_fault = BlobIntegrity.find_fault
+
+        def find_slowly(integrity: BlobIntegrity, digest: str) -> str | None:
+            if digest == sha256(SECOND) and not sent and at.coordinator.store.faulty_blobs():
+                sent.append(first.upload("demo", 1, FIRST).status_code)
+            return find_fault(integrity, digest)
+
+        monkeypatch.setattr(BlobIntegrity, "find_fault", find_slowly)
+        assert second.upload("demo", 1, SECOND).status_code == 200
+        at.wait_for(lambda: at.run()["status"] == "completed", seconds=10)
+        assert sent == [200]
+        assert at.run()["model"] == MEAN
+        kinds = {event["kind"] for event in at.events()}
+        assert not kinds & {"aggregation_failed", "aggregation_delayed", "round_abandoned"}
 
 
 def test_an_update_that_is_not_sent_again_is_left_out_and_the_ledger_says_so(
