@@ -236,8 +236,10 @@ class CoordinatorClient:
         body = Failure(attempt=attempt, code=fault.told.code, reason=self._reason(fault))
         self._tell_coordinator("POST", f"/runs/{run}/rounds/{round}/failure", body=body)
 
-    def metrics(self, run: str, round: int, metrics: Metrics) -> None:
-        self._tell_coordinator("PUT", f"/runs/{run}/rounds/{round}/metrics", body=metrics)
+    def metrics(self, run: str, round: int, metrics: Metrics, model: str) -> None:
+        """Report what ``model`` scored: by now the round may have another one."""
+        path = f"/runs/{run}/rounds/{round}/metrics"
+        self._tell_coordinator("PUT", path, body=metrics, params={"model": model})
 
     def receipt(self, run: str, round: int) -> Receipt:
         return self._json(Receipt, "GET", f"/runs/{run}/rounds/{round}/receipt")

@@ -8,7 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shared.faults import Doing, Fault, FaultCode
-from shared.problems import DigestMismatch, InvalidRequest, StorageUnavailable, Truncated, UpdateRefused
+from shared.problems import (
+    Conflict,
+    DigestMismatch,
+    InvalidRequest,
+    StorageUnavailable,
+    Truncated,
+    UpdateRefused,
+)
 from shared.schemas import ShadowScore, UpdateReport
 from shared.texts import format_count, format_size
 from worker.diagnose import diagnose
@@ -270,7 +277,13 @@ class RoundWork:
         metrics = metrics.model_copy(
             update={"examples": told, "shadows": {name: _of_shadow(m) for name, m in shadows.items()}}
         )
-        self.coordinator.metrics(assignment.run, assignment.round, metrics)
+        try:
+            self.coordinator.metrics(assignment.run, assignment.round, metrics, assignment.model)
+        except Conflict as refused:  # the run has gone back meanwhile: the next assignment tells what to do
+            self.reporter.say(
+                f"{assignment.run} round {assignment.round}: the score was not taken: {refused}"
+            )
+            return metrics
         journal.note_delivered()
         loss = "is not finite" if metrics.loss is None else f"{metrics.loss:.4f}"
         accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.4f}"

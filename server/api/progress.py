@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query
+
 from server.api.dependencies import Client, Coordinator
 from server.api.documents import Number, RunId, make_router
-from shared.schemas import Failure, Metrics, Progress, ProgressAnswer
+from shared.schemas import Digest, Failure, Metrics, Progress, ProgressAnswer
 
 router = make_router("training")
+ScoredModel = Annotated[
+    Digest | None, Query(description="the assignment's; refused if it is not the round's model any more")
+]
+"""Not in the body, of which a coordinator of before refuses what it does not know."""
 
 
 @router.post("/runs/{run}/rounds/{n}/progress")
@@ -34,8 +42,13 @@ async def report_failure(
 
 @router.put("/runs/{run}/rounds/{n}/metrics", status_code=204)
 async def submit_metrics(
-    run: RunId, n: Number, body: Metrics, coordinator: Coordinator, client: Client
+    run: RunId,
+    n: Number,
+    body: Metrics,
+    coordinator: Coordinator,
+    client: Client,
+    model: ScoredModel = None,
 ) -> None:
     """What the round's model scored on this client's own test set. The same again is fine."""
-    await coordinator.threads.run(coordinator.intake.accept_evaluation, run, n, client, body)
+    await coordinator.threads.run(coordinator.intake.accept_evaluation, run, n, client, body, model)
     coordinator.hub.announce(run)

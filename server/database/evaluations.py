@@ -29,16 +29,25 @@ __all__ = [
 
 
 def add_evaluation(
-    connection: Writing, run: str, number: int, client: str, metrics: Metrics, *, actor: str, now: dt.datetime
+    connection: Writing,
+    run: str,
+    number: int,
+    client: str,
+    metrics: Metrics,
+    model: str | None = None,
+    *,
+    actor: str,
+    now: dt.datetime,
 ) -> bool:
-    """Whether it is new: the same values again change nothing.
+    """Whether it is new: the same values again change nothing. ``model``: what was scored, if that was said.
 
     Raises :class:`NotFound` for a run that is not there, :class:`Forbidden` for a client that is no part of
     it, :class:`InvalidRequest` for another number of examples than an evaluator is admitted with,
-    :class:`Conflict` for other values than before and for a round that has made no model.
+    :class:`Conflict` for other values than before, for a round that has made no model, and for another
+    model than the round's.
     """
     _require_member(connection, run, number, client, metrics)
-    _require_model(connection, run, number)
+    _require_model(connection, run, number, model)
     key = {"run": run, "round": number, "client": client}
     values = metrics.model_dump(mode="json")
     values["shadows"] = values["shadows"] or None
@@ -77,15 +86,24 @@ def _require_member(connection: Reading, run: str, number: int, client: str, met
     )
 
 
-def _require_model(connection: Reading, run: str, number: int) -> None:
+def _require_model(connection: Reading, run: str, number: int, model: str | None) -> None:
+    """A round that was rewound may have another model by the time at which its score comes."""
     require_run(connection, run)
-    completed = sa.select(rounds.c.round).where(
-        rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED
-    )
-    if number != 0 and connection.select(completed).scalar() is None:
+    wanted = sa.select(runs.c.initial_model).where(runs.c.run == run)
+    if number != 0:
+        wanted = sa.select(rounds.c.scored_model).where(
+            rounds.c.run == run, rounds.c.round == number, rounds.c.status == RoundStatus.COMPLETED
+        )
+    found = connection.select(wanted).scalar()
+    if found is None:
         raise Conflict(
             f"round {number} of run {run!r} is not completed: there is no model to evaluate",
             hint="Evaluate what an assignment asks for; round 0 is the initial model.",
+        )
+    if model is not None and model != found:
+        raise Conflict(
+            f"the model of round {number} of run {run!r} is {found}, and {model} was scored",
+            hint="Drop this score and wait for the next assignment: the run has gone back meanwhile.",
         )
 
 

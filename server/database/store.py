@@ -284,16 +284,24 @@ class Store:
         )
 
     def add_evaluation(
-        self, run: str, round: int, client: str, metrics: Metrics, actor: str, now: dt.datetime
+        self,
+        run: str,
+        round: int,
+        client: str,
+        metrics: Metrics,
+        actor: str,
+        now: dt.datetime,
+        *,
+        model: str | None = None,
     ) -> Evaluated:
         """Whether it is new, and what it decides where the run goes by its scores.
 
-        Raises NotFound, Forbidden, or Conflict for other values or a round without model.
+        Raises NotFound, Forbidden, or Conflict for other values, another model, or a round without model.
         """
         return self._move(
             run,
             lambda connection: take_evaluation(
-                connection, run, round, client, metrics, self._known, actor=actor, now=now
+                connection, run, round, client, metrics, model, self._known, actor=actor, now=now
             ),
         )
 

@@ -240,12 +240,15 @@ class Intake:
         detail = {"code": problem.code, "detail": problem.detail}
         self.runner.record(kind, run=run, round=round, client=client, actor=client, detail=detail)
 
-    def accept_evaluation(self, run: str, round: int, client: str, metrics: Metrics) -> None:
+    def accept_evaluation(
+        self, run: str, round: int, client: str, metrics: Metrics, model: str | None
+    ) -> None:
         """What a client scored on its own test set; the same again changes nothing.
 
-        Raises NotFound, Forbidden, or Conflict for other values or a round without model.
+        Raises NotFound, Forbidden, or Conflict for other values, another model, or a round without model.
         """
-        found = self.store.add_evaluation(run, round, client, metrics, actor=client, now=self.clock())
+        now = self.clock()
+        found = self.store.add_evaluation(run, round, client, metrics, actor=client, now=now, model=model)
         if found.decision is not None:
             self.runner.hand_over(run, found.decision)
 

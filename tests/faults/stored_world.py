@@ -214,7 +214,7 @@ class StoredWorld:
         found = self._at.assignments.take_next(client)
         if isinstance(found, Evaluate):
             metrics = Metrics(loss=1.0, accuracy=0.5, examples=EXAMPLES)
-            self._at.intake.accept_evaluation(RUN, found.round, client, metrics)
+            self._at.intake.accept_evaluation(RUN, found.round, client, metrics, found.model)
 
     def look_around(self, reader: str, history: History) -> None:
         """What the reader is shown of the run, and which files it may fetch."""

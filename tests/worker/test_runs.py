@@ -224,6 +224,37 @@ def test_an_evaluator_whose_memory_is_small_scores_in_smaller_batches(at: Live, 
     assert (evaluation["client"], evaluation["examples"]) == ("judge", 359)
 
 
+class _RewindsBeforeAScore(httpx.HTTPTransport):
+    """The run goes back while the evaluator scores round 1, as often as ``times`` says."""
+
+    def __init__(self, at: Live, times: int) -> None:
+        super().__init__()
+        self._at = at
+        self.left = times
+        self.models: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/rounds/1/metrics"):
+            self.models.append(request.url.params["model"])
+            if self.left:
+                self.left -= 1
+                self._at.admin.post("/runs/demo/rewind", json={"round": 0}).raise_for_status()
+        return super().handle_request(request)
+
+
+def test_a_score_that_comes_too_late_is_dropped_and_the_next_model_scored(at: Live, tmp_path: Path) -> None:
+    create(at, partition="niid1:2:0.5", weighting={"kind": "sizes"}, stop_when={"patience": 2})
+    network = _RewindsBeforeAScore(at, times=6)  # more than a fault of this site is tried again
+    judge = _judge(at, tmp_path, transport=network)
+    crew = [*(worker(at, tmp_path, f"site-{number}", partition="run") for number in range(2)), judge]
+    assert [member.join() for member in crew] == [0, 0, 0]
+    assert network.left == 0
+    assert judge.log.count("demo round 1: the score was not taken") == 6
+    assert "not taking part" not in judge.log
+    scored = [row["scored_model"] for row in _rounds(at) if row["status"] == "completed"]
+    assert network.models[-1] == scored[0]
+
+
 def test_a_site_without_examples_is_no_part_of_the_run(at: Live, tmp_path: Path) -> None:
     task = "tests.helpers.own_tasks:Faulty"
     create(at, task=task, task_options={"fault": "empty"})

@@ -133,6 +133,7 @@ def take_evaluation(
     number: int,
     client: str,
     metrics: Metrics,
+    model: str | None,
     known: KnownRuns,
     *,
     actor: str,
@@ -145,7 +146,7 @@ def take_evaluation(
     config = known.configs.of(connection, run)
     if config.needs_scores:
         known.lock(connection, run)  # before the event log is locked, as every step does
-    if not add_evaluation(connection, run, number, client, metrics, actor=actor, now=now):
+    if not add_evaluation(connection, run, number, client, metrics, model, actor=actor, now=now):
         return Evaluated(False, None)
     if not config.needs_scores:
         return Evaluated(True, None)

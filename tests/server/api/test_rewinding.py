@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
@@ -113,6 +114,37 @@ def test_rounds_are_scored_anew(at: Live) -> None:
     assert at.run()["accuracy"] == 0.75
     kept = [e["detail"]["accuracy"] for e in at.events() if e["kind"] == "evaluation_received"]
     assert kept == [0.5, 0.5, 0.5, 0.75], "the log has all of them"
+
+
+def test_a_late_score_of_a_rewound_model_is_not_the_new_models(at: Live) -> None:
+    at.create(**SETTINGS)
+    judge = at.site("judge")
+    judge.enrol("demo", 10, role="evaluator")
+    sites = enrolled(at, [100, 200, 300])
+
+    def tell(assigned: dict[str, Any], accuracy: float, *, model: str | None = None) -> httpx.Response:
+        path = f"/runs/demo/rounds/{assigned['round']}/metrics"
+        body = {"loss": 1.0, "accuracy": accuracy, "examples": 10}
+        return judge.http.put(path, json=body, params={"model": model or assigned["model"]})
+
+    play(at, sites, 1)
+    for _ in range(2):
+        first = judge.until("evaluate")
+        assert tell(first, 0.5).status_code == 204
+    play(at, sites, 2, lie=200.0)
+    spoilt = judge.until("evaluate")
+    at.admin.post("/runs/demo/rewind", json={"round": 1})
+    play(at, sites, 2)
+    late = tell(spoilt, 0.125)
+    assert (late.status_code, late.json()["code"]) == (409, "conflict")
+    assert f"and {spoilt['model']} was scored" in late.json()["detail"]
+    honest = judge.until("evaluate")
+    assert (honest["round"], honest["model"]) == (2, models(at)[2])
+    assert tell(honest, 0.75).status_code == 204
+    assert tell(honest, 0.75).status_code == 204, "the same again"
+    assert tell({**first, "round": 0}, 0.5).status_code == 409, "nor is it the initial model's"
+    assert tell(honest, 0.75, model="no digest").status_code == 422
+    assert at.run()["accuracy"] == 0.75
 
 
 def test_the_training_loss_on_the_page_is_that_of_the_rounds_that_count(at: Live) -> None:
