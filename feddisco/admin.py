@@ -508,4 +508,5 @@ def approve(client: AdminClient, run: str, names: Sequence[str], examples: int |
             )
         size = waiting[name].examples if examples is None else examples
         client.approve(run, name, size)
-        yield f"{name} takes part in {run} with {format_count(size, 'example')}."
+        told = f" with {format_count(size, 'example')}" if size else ""  # of a secure run: none is declared
+        yield f"{name} takes part in {run}{told}."

@@ -768,7 +768,11 @@ class DeclineRequest(Body):
 
 
 class ApprovalRequest(Body):
-    examples: int = Field(ge=1, le=2**53, description="the size that is approved, as the client declares it")
+    examples: int = Field(
+        ge=0,
+        le=2**53,
+        description="the size that is approved, as the client declares it: 0 for a trainer of a secure run",
+    )
 
 
 def _check_number(value: Any) -> Any:

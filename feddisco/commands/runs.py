@@ -250,7 +250,7 @@ def run_approve(
         list[str] | None, typer.Argument(help="Clients to let in. Without any, those that wait are listed.")
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="Approve this size only. Without it, the one declared.")
+        int | None, typer.Option(min=0, help="Approve this size only. Without it, the one declared.")
     ] = None,
     **flags: Any,
 ) -> None:

@@ -109,7 +109,7 @@ def enrolment_approved(draft: Draft, event: EnrolmentApproved) -> None:
     run = draft.run
     before = _require_enrolment(run, event)
     if before.status is not EnrolmentStatus.AWAITING_APPROVAL:
-        if before.approved_examples == event.examples:
+        if before.approved_examples == event.examples != REFUSED_BY_OPERATOR:
             return  # approved twice
         why = f"{event.client!r} does not wait for approval in run {run.id!r}: it is {before.status}"
         raise illegal(run, event, why)
@@ -121,7 +121,7 @@ def enrolment_approved(draft: Draft, event: EnrolmentApproved) -> None:
         status=_admitted_status(run, before.role),
         index=_late_index(run, before),
         reason=None,
-        approved_examples=event.examples,
+        approved_examples=event.examples or None,  # a trainer of a secure run declares no size
     )
     draft.put_enrolment(approved)
     draft.record("client_approved", event.client, examples=event.examples)

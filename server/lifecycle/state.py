@@ -90,7 +90,8 @@ class Policy:
 class Enrolment:
     """A client in a run. ``index`` orders all sums and seeds; fixed at the latest when the run starts.
 
-    ``approved_examples``: the size that the operator approved; 0: the operator refused the client.
+    ``approved_examples``: the size that the operator approved; 0: the operator refused the client; None:
+    neither, and of a trainer that declares no size also that a refusal was taken back.
     ``examples`` are 0 for the trainers of a secure run: only their sum is known. ``identity`` is the public
     key with which the client takes part in one.
     """

@@ -333,6 +333,8 @@ def explain_refusal(visit: Visit, run: str | None, role: UserRole = UserRole.OPE
 
 
 def _explain_enrolment(action: str, found: EnrolmentView) -> str:
+    if action == "approve" and not found.examples:
+        return f"{found.client} takes part as {found.role.value}. The run is secure: no size is declared."
     if action == "approve":
         return (
             f"{found.client} takes part as {found.role.value} with "

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.numpy import load
+from typer.testing import CliRunner
 
-from tests.helpers.live_coordinator import Live, ManualClient, enrolled, file_of, live
+from feddisco.main import app
+from tests.helpers.live_coordinator import ADMIN, JOIN, Live, ManualClient, enrolled, file_of, live
 
 SIZES = {"kind": "sizes"}
 MOST = 2**53
@@ -306,6 +308,23 @@ def test_a_client_is_taken_out_of_a_run(at: Live) -> None:
     waits = sites[2].http.get("/work").json()["reason"]
     assert "not admitted, refused by the operator" in waits
     assert sites[2].enrol("demo", 300).json()["status"] == "awaiting_approval"
+
+
+def test_a_refused_trainer_of_a_secure_run_is_let_in_again(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=3, secure={})
+    registered = at.http(JOIN).post("/clients", json={"name": "dora", "identity": "ab" * 32})
+    dora = ManualClient(at.http(registered.json()["token"]), "dora")
+    assert dora.enrol("demo", 0).json()["status"] == "ready"
+    at.admin.post("/runs/demo/enrolments/dora/refuse", json={"reason": "no contract yet"})
+    early = at.admin.post("/runs/demo/enrolments/dora/approve", json={"examples": 0})
+    assert_refused(early, "illegal-transition", "does not wait for approval in run 'demo': it is refused")
+    assert dora.enrol("demo", 0).json()["status"] == "awaiting_approval"
+    command = ["run", "approve", "demo", "dora", "--url", at.url]
+    told = CliRunner().invoke(app, command, env={"FEDDISCO_TOKEN": ADMIN})
+    assert (told.exit_code, told.output.strip()) == (0, "dora takes part in demo.")
+    assert row_of(at, "dora")["status"] == "ready"
+    assert dora.http.delete("/runs/demo/enrolments/me").status_code == 204
+    assert dora.enrol("demo", 0).json()["status"] == "ready"
 
 
 @pytest.mark.parametrize("call", ["approve", "refuse"])

@@ -18,7 +18,7 @@ from server.lifecycle.events import (
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Run
 from server.lifecycle.views import relative_sizes, waiting_for
-from shared.config import Participants
+from shared.config import Participants, SecureSums
 from shared.problems import IllegalTransition
 from shared.schemas import Role
 from tests.helpers.lifecycle_story import (
@@ -244,6 +244,25 @@ def test_who_was_refused_by_the_operator_comes_back_with_approval_only() -> None
     assert (waits.status, waits.index) == ("awaiting_approval", 1)
     assert waits.reason == "the operator refused it, so it waits for the operator's approval"
     assert enrolment(play(decision.run, EnrolmentApproved("b", 10)).run, "b").status == "ready"
+
+
+def test_a_refused_trainer_of_a_secure_run_comes_back_with_approval() -> None:
+    """It declares no size, so none can be approved: the approval takes the refusal back."""
+    dora = trainer("dora", 0, identity="ab" * 32)
+    run = play(new_run(secure=SecureSums()), dora, EnrolmentRefused("dora", "no contract yet")).run
+    with pytest.raises(IllegalTransition, match="does not wait for approval in run 'r': it is refused"):
+        decide(run, EnrolmentApproved("dora", 0), NOW)
+    run = play(run, dora).run
+    assert enrolment(run, "dora").status == "awaiting_approval"
+    with pytest.raises(IllegalTransition, match="declares 0 examples in run 'r', not 1"):
+        decide(run, EnrolmentApproved("dora", 1), NOW)
+    decision = decide(run, EnrolmentApproved("dora", 0), NOW)
+    assert record(decision, "client_approved").detail == {"examples": 0}
+    assert enrolment(decision.run, "dora").status == "ready"
+    again = play(decision.run, ClientLeft("dora", "restart"), dora).run
+    assert (enrolment(again, "dora").status, enrolment(again, "dora").reason) == ("ready", None)
+    refused = play(again, EnrolmentRefused("dora", "after all"), dora).run
+    assert enrolment(refused, "dora").status == "awaiting_approval"
 
 
 def test_only_who_is_enrolled_can_be_refused() -> None:

@@ -25,7 +25,7 @@ from shared.problems import InvalidRequest
 from shared.run_files import read_config, write_config
 from shared.schemas import Role
 from shared.secure.keys import identity_of, make_identity
-from tests.helpers.live_coordinator import ADMIN, JOIN, TASK, Live, file_of, live, sha256
+from tests.helpers.live_coordinator import ADMIN, JOIN, TASK, Live, ManualClient, file_of, live, sha256
 from tests.helpers.page_reading import Html
 
 VIEWER = "viewer-token-of-the-tests"
@@ -145,6 +145,22 @@ def test_an_operator_lets_in_keeps_out_and_revokes(at: Live) -> None:
     assert olga.send("/clients/otto/do/revoke").status_code == 422
     assert olga.send("/clients/otto/do/revoke", sure="yes").headers["location"] == "/clients"
     assert otto.http.get("/work").status_code == 401
+
+
+def test_an_operator_lets_in_a_trainer_of_a_secure_run(at: Live) -> None:
+    """It declares no size; what the form approves is 0."""
+    olga = add(at, "olga", "operator")
+    at.create("sums", secure={}, min_clients=3, weighting={"kind": "sizes"})
+    registered = at.http(JOIN).post("/clients", json={"name": "dora", "identity": "ab" * 32})
+    dora = ManualClient(at.http(registered.json()["token"]), "dora")
+    dora.enrol("sums", 0)
+    assert olga.send("/runs/sums/clients/dora/do/refuse", reason="no contract yet").status_code == 303
+    assert dora.enrol("sums", 0).json()["status"] == "awaiting_approval"
+    asked = olga.get("/runs/sums/clients/dora/do/approve").text
+    assert "dora takes part as trainer. The run is secure: no size is declared." in asked
+    assert "--examples 0" in asked
+    assert olga.send("/runs/sums/clients/dora/do/approve").status_code == 303
+    assert [row["status"] for row in at.run("sums")["enrolments"]] == ["ready"]
 
 
 def test_an_operator_changes_a_run(at: Live) -> None:
