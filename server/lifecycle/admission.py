@@ -48,12 +48,15 @@ def _find_secure_refusal(event: ClientEnrolled) -> str | None:
 
 
 def _was_in(before: Enrolment | None) -> bool:
-    """Whether the client came before the start: it left, has its index, or the operator has looked at it."""
-    return before is not None and (
-        before.status is EnrolmentStatus.LEFT
-        or before.index is not None
-        or before.approved_examples is not None
-    )
+    """Whether the client came before the start, or the operator has looked at it.
+
+    Only who gets in has an index or an identity; who declines unasked has no size.
+    """
+    if before is None:
+        return False
+    has_declined = before.status is EnrolmentStatus.DECLINED and before.examples > 0
+    given = (before.index, before.identity, before.approved_examples)
+    return has_declined or before.status is EnrolmentStatus.LEFT or any(each is not None for each in given)
 
 
 def find_wait(run: Run, before: Enrolment | None, event: ClientEnrolled) -> str | None:

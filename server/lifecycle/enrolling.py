@@ -91,6 +91,7 @@ def _refuse(draft: Draft, before: Enrolment | None, event: ClientEnrolled, reaso
         index=None if before is None else before.index,
         reason=reason,
         approved_examples=None if before is None else before.approved_examples,
+        identity=None if before is None else before.identity,
     )
     if refused == before:
         return  # asked again, refused again

@@ -14,6 +14,7 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EnrolmentApproved,
     EnrolmentRefused,
+    Event,
 )
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Run
@@ -115,6 +116,44 @@ def test_a_run_may_take_nobody_after_its_start() -> None:
 def test_who_was_in_may_come_back_after_the_start() -> None:
     run = play(collecting("abc", join="before_start"), ClientLeft("b", "power cut"), trainer("b")).run
     assert enrolment(run, "b").status == "ready"
+
+
+KEY = "ab" * 32
+ASKS = ClientEnrolled("judge", Role.EVALUATOR, 50, identity=KEY)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (ClientDeclined("judge", "out of memory"),),
+        (ClientLeft("judge", "restart"), ClientDeclined("judge", "cannot read")),
+        (ClientLeft("judge", "restart"), ClientEnrolled("judge", Role.EVALUATOR, 0, identity=KEY)),
+        (
+            ClientDeclined("judge", "out of memory"),
+            ClientEnrolled("judge", Role.EVALUATOR, 0, identity=KEY),
+            ClientDeclined("judge", "it was refused"),
+        ),
+    ],
+    ids=["declined", "left and declined", "left and refused", "declined and refused"],
+)
+def test_an_evaluator_that_was_in_comes_back_however_it_went(events: tuple[Event, ...]) -> None:
+    run = play(new_run(join="before_start", min_clients=2), ASKS, trainer("a"), trainer("b")).run
+    assert run.status == "running"
+    assert enrolment(play(run, *events, ASKS).run, "judge").status == "ready"
+
+
+def test_a_trainer_that_was_in_and_declined_before_the_start_comes_back_after_it() -> None:
+    run = play(new_run(join="before_start"), trainer("d"), ClientDeclined("d", "out of memory")).run
+    run = play(run, *map(trainer, "abc")).run
+    assert (run.status, enrolment(run, "d").index) == ("running", None)
+    assert enrolment(play(run, trainer("d")).run, "d").status == "ready"
+
+
+def test_who_was_refused_before_the_start_has_not_been_in() -> None:
+    late = trainer("z", 9, identity=KEY)
+    run = play(new_run(join="before_start", max_examples=20), trainer("z", 21, identity=KEY)).run
+    run = play(run, *map(trainer, "abc")).run
+    assert refusal(run, late) == "the run takes nobody in after its start (join: before_start)"
 
 
 def test_who_declined_before_the_start_has_not_been_in() -> None:
