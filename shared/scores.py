@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from shared.metric_names import OF_A_CLASS, OVER_ALL
@@ -30,6 +30,7 @@ __all__ = [
     "rank",
     "standing",
     "summarise",
+    "weighted_mean",
 ]
 
 _LOWER = ("loss", "error")
@@ -103,9 +104,32 @@ def summarise(scores: Sequence[tuple[float, int]], rule: ScoreRule) -> float:
     """
     if len(scores) == 1:
         return scores[0][0]
-    if rule == "median":
-        return statistics.median(value for value, _ in scores)
-    return math.fsum(value * examples for value, examples in scores) / sum(n for _, n in scores)
+    return _median([value for value, _ in scores]) if rule == "median" else weighted_mean(scores)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, middle = sorted(values), len(values) // 2
+    if len(values) % 2:
+        return ordered[middle]
+    return weighted_mean([(value, 1) for value in ordered[middle - 1 : middle + 1]])
+
+
+def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
+    """The mean of (value, weight), of which one has a weight. Of finite values it is finite, however large.
+
+    A model that diverges may honestly have a loss of 1e308, and a liar may say so.
+
+    >>> weighted_mean([(1e308, 1), (1e308, 3)]), weighted_mean([(1e308, 1), (-1e308, 1)])
+    (1e+308, 0.0)
+    """
+    try:
+        mean = math.fsum(value * weight for value, weight in pairs) / math.fsum(weight for _, weight in pairs)
+    except (OverflowError, ValueError):  # beyond the largest float, on one side or on both
+        mean = math.nan
+    if math.isfinite(mean) or not all(math.isfinite(value) for value, _ in pairs):
+        return mean
+    exact = [(Fraction(value), Fraction(weight)) for value, weight in pairs]  # slow, and no float overflows
+    return float(sum(value * weight for value, weight in exact) / sum(weight for _, weight in exact))
 
 
 def rank(scores: Mapping[int, float | None], name: str) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from cachetools import LRUCache
 
 from shared.schemas import RoundStatus, RoundView
+from shared.scores import weighted_mean
 
 __all__ = ["TrainingLosses", "training_loss"]
 
@@ -17,11 +18,10 @@ REMEMBERED_RUNS = 64
 
 def training_loss(round: RoundView) -> float | None:
     """Mean loss of local training, weighted as the model is; None if no weighted client reported one."""
-    pairs = [(row.weight, row.loss) for row in round.ledger if row.weight and row.loss is not None]
-    total = math.fsum(weight for weight, _ in pairs)
-    if total <= 0:
+    pairs = [(row.loss, row.weight) for row in round.ledger if row.weight and row.loss is not None]
+    if math.fsum(weight for _, weight in pairs) <= 0:
         return None
-    mean = math.fsum(weight * loss for weight, loss in pairs) / total
+    mean = weighted_mean(pairs)
     return mean if math.isfinite(mean) else None
 
 

@@ -10,7 +10,6 @@ where the client has no part in them, two.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -29,6 +28,7 @@ from shared.schemas import (
     RunView,
     Sums,
 )
+from shared.scores import weighted_mean
 
 __all__ = [
     "SMALLEST_SUM",
@@ -189,8 +189,7 @@ def _own_row(row: LedgerRow, hidden: bool) -> LedgerRow:
 
 def _mean_loss(rows: Sequence[LedgerRow]) -> float | None:
     """Over the examples; None unless all reported one."""
-    pairs = [(row.examples, row.loss) for row in rows if row.loss is not None]
-    examples = sum(count for count, _ in pairs)
-    if len(pairs) < len(rows) or examples == 0:
+    pairs = [(row.loss, row.examples) for row in rows if row.loss is not None]
+    if len(pairs) < len(rows) or not any(examples for _, examples in pairs):
         return None
-    return math.fsum(count * loss for count, loss in pairs) / examples
+    return weighted_mean(pairs)

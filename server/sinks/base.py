@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeGuard
 
 from shared.schemas import EvaluationView, RoundView, RunView
+from shared.scores import weighted_mean
 
 __all__ = ["Sink", "SinkRefused", "SinkUnavailable", "list_round_numbers", "list_scores"]
 
@@ -61,11 +62,11 @@ def list_scores(run: RunView, scores: EvaluationView) -> dict[str, float]:
 def list_round_numbers(round: RoundView) -> dict[str, float]:
     """What a completed round is in numbers beside its model's scores, the clients' weights among them."""
     taken = [row for row in round.ledger if row.included]
-    losses = [(row.weight, row.loss) for row in taken if row.weight is not None and row.loss is not None]
+    losses = [(row.loss, row.weight) for row in taken if row.weight is not None and row.loss is not None]
     size = sum(row.bytes or 0 for row in taken)
     found: dict[str, float | None] = {"updates": float(len(taken)), "bytes": float(size)}
-    if losses and len(losses) == len(taken):
-        found["training_loss"] = math.fsum(weight * loss for weight, loss in losses)
+    if len(losses) == len(taken) and any(weight for _, weight in losses):
+        found["training_loss"] = weighted_mean(losses)
     if round.completed_at is not None:
         found["seconds"] = (round.completed_at - round.opened_at).total_seconds()
     weights = {f"weight/{row.client}": row.weight for row in round.ledger}

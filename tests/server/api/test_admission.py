@@ -234,6 +234,36 @@ def test_c4_one_liar_among_three_does_not_write_the_headline(at: Live) -> None:
     assert [run["accuracy"] for run in at.admin.get("/runs").json()] == [0.22]
 
 
+@pytest.mark.parametrize("rule", ["median", "weighted"])
+@pytest.mark.parametrize("losses", [(1e308, -1e308, 0.5), (1e308, 1e308)], ids=["both signs", "one sign"])
+def test_c4_absurd_losses_do_not_stop_a_run(at: Live, rule: str, losses: tuple[float, ...]) -> None:
+    """Each is a number, and their sum is none: a run that goes by the loss goes on, with a score between."""
+    stops = {"metric": "loss", "patience": 3}
+    at.create(weighting=SIZES, min_clients=1, combine_scores=rule, stop_when=stops)
+    crew = judges(at, *[10] * len(losses))
+    (site,) = enrolled(at, [10])
+    assert site.upload("demo", 1, file_of(1.0), loss=1e308).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    for number in (0, 1):
+        for judge, loss in zip(crew, losses, strict=True):
+            body = {"loss": loss, "accuracy": 0.5, "examples": 10}
+            answer = judge.http.put(f"/runs/demo/rounds/{number}/metrics", json=body)
+            assert answer.status_code == 204, answer.text
+    site.until("train")
+    assert at.run()["status"] == "running"
+
+
+def test_absurd_losses_of_training_are_shown(at: Live) -> None:
+    at.create(weighting=SIZES, min_clients=3, rounds=1)
+    sites = enrolled(at, [100, 200, 300])
+    for site in sites:
+        assert site.upload("demo", 1, file_of(1.0), loss=1e308).status_code == 200
+    at.wait_for(lambda: at.run()["completed_rounds"] == 1)
+    told = sites[0].http.get("/runs/demo/rounds/1")
+    assert (told.status_code, told.json()["sums"]["loss"]) == (200, 1e308)
+    assert at.admin.get(f"{at.url}/runs/demo").status_code == 200
+
+
 def test_c4_an_evaluator_that_the_operator_refuses_counts_no_more(at: Live) -> None:
     at.create(weighting=SIZES)
     liar, honest = judges(at, 100, 100)
