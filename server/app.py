@@ -139,8 +139,8 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         user = await threads.run(store.user_by_token_hash, token_hash)
         return None if user is None else make_person(user.user)
 
-    async def find_session(session_hash: str) -> str | None:
-        return await threads.run(store.token_of_session, session_hash, clock())
+    async def find_session(session_hash: str) -> tuple[str, dt.datetime] | None:
+        return await threads.run(store.session, session_hash, clock())
 
     async def keep_session(session_hash: str, token_hash: str, ends_at: dt.datetime, actor: str) -> None:
         await threads.run(store.start_session, session_hash, token_hash, ends_at, actor, clock())
@@ -171,6 +171,7 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
         is_join_code=is_join_code,
         is_sole=not settings.on_postgres,
         is_watched=lambda: settings.on_postgres and store.is_watched,
+        clock=clock,
     )
     telemetry.watch(
         "feddisco_waiting_polls", "Long polls waiting for an assignment", lambda: hub.waiting_polls

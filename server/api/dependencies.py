@@ -111,7 +111,9 @@ def _describe_asking(coordinator: Parts, request: Request) -> Asking:
 async def _admit_reader(coordinator: Parts, request: Request, owner: Owner, asking: Asking) -> Owner:
     """Forbidden for a person who reads other runs only. What is read is noted, of this run or of all."""
     sessions = [make_key("session", asking.session)] if asking.session else []
-    own_call(coordinator.open_calls, request.scope, [owner.key, *sessions])
+    own_call(
+        coordinator.open_calls, request.scope, [owner.key, *sessions], _count_seconds(coordinator, owner)
+    )
     if isinstance(owner, Person):
         run = request.path_params.get("run")
         if run is not None and not owner.reads(run):
@@ -121,6 +123,13 @@ async def _admit_reader(coordinator: Parts, request: Request, owner: Owner, aski
             )
         await _note_read(coordinator, owner, request)
     return owner
+
+
+def _count_seconds(coordinator: Parts, owner: Owner) -> float | None:
+    """For how long yet; None: for as long as the token is accepted."""
+    if isinstance(owner, KnownClient) or owner.until is None:
+        return None
+    return (owner.until - coordinator.clock()).total_seconds()
 
 
 async def _require_reader(

@@ -532,8 +532,8 @@ class Store:
             news=News.NONE,
         )
 
-    def token_of_session(self, session_hash: str, now: dt.datetime) -> str | None:
-        """The hash of the token that it was begun with; None: there is none, or it is over."""
+    def session(self, session_hash: str, now: dt.datetime) -> tuple[str, dt.datetime] | None:
+        """The hash of the token that it was begun with, and when it ends; None: no, or it is over."""
         return self._read(users.find_session, session_hash, now)
 
     def end_session(self, session_hash: str, actor: str, now: dt.datetime) -> None:

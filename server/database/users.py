@@ -135,13 +135,12 @@ def start_session(
     audit_log.append(connection, "signed_in", actor=actor, now=now)
 
 
-def find_session(connection: Reading, session_hash: str, now: dt.datetime) -> str | None:
-    """The hash of the token that it was begun with; None: there is none, or it is over."""
+def find_session(connection: Reading, session_hash: str, now: dt.datetime) -> tuple[str, dt.datetime] | None:
+    """The hash of the token that it was begun with, and when it ends; None: there is none, or it is over."""
     going_on = sa.and_(sessions.c.ended_at.is_(None), sessions.c.ends_at > now)
-    found: str | None = connection.select(
-        sa.select(sessions.c.token_hash).where(sessions.c.session_hash == session_hash, going_on)
-    ).scalar()
-    return found
+    columns = sa.select(sessions.c.token_hash, sessions.c.ends_at)
+    row = connection.select(columns.where(sessions.c.session_hash == session_hash, going_on)).one_or_none()
+    return None if row is None else (row.token_hash, row.ends_at)
 
 
 def end_session(connection: Writing, session_hash: str, *, actor: str, now: dt.datetime) -> None:

@@ -49,11 +49,16 @@ class OpenCalls:
             call.cancel_scope.cancel()
 
 
-def own_call(calls: OpenCalls, scope: Scope, keys: Iterable[str]) -> None:
-    """Who asks is known now: the request ends with these keys, if it is one that may take long."""
+def own_call(calls: OpenCalls, scope: Scope, keys: Iterable[str], seconds: float | None = None) -> None:
+    """Who asks is known now: the request ends with these keys, if it is one that may take long.
+
+    Also after so many seconds, when a session is over.
+    """
     call = scope.get(STATE)
     if isinstance(call, OpenCall):
         calls.add(call, keys)
+        if seconds is not None:
+            call.cancel_scope.deadline = anyio.current_time() + seconds
 
 
 class Revocable:

@@ -7,12 +7,13 @@ the coordinator busy. Hashes are compared in constant time.
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import hashlib
 import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from cachetools import TTLCache
 from fastapi import Request
 from pydantic import SecretStr
 
+from server.clock import utc_now
 from server.settings import Reading, Settings, check_token
 from shared.addresses import is_loopback
 from shared.files import PRIVATE, replace_file, storage_errors
@@ -200,13 +202,14 @@ class Person:
     """Who acts or reads, and what for. ``runs``: the only ones that it is for; None: all.
 
     ``actor``: what logs call the person: ``user:NAME``, ``admin`` and ``viewer`` for the tokens of the
-    settings, ``anybody`` without one.
+    settings, ``anybody`` without one. ``until``: when the session ends by which the person reads.
     """
 
     actor: str
     role: UserRole
     runs: frozenset[str] | None = None
     revoked: bool = False
+    until: dt.datetime | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
@@ -290,12 +293,13 @@ def _name_runs(person: Person) -> str:
 class Guard:
     """Tells whose a token is: a worker's, a person's, or one of the settings; and who reads without one.
 
-    ``find`` looks an owner up by the token's hash, ``find_session`` a token's hash by that of a session,
-    ``is_join_code`` says of a hash whether it was ever one of a join token. Answers are remembered for
-    :data:`CACHE_SECONDS`, so a revocation made by another coordinator process takes effect after that time
-    at the latest; one made here takes effect at once (:meth:`forget`). ``is_sole``: there is no other
-    process, and the owner of a token is remembered for longer. So is a client while ``is_watched``: which
-    others have revoked or erased is found within that time (:meth:`forget_clients`).
+    ``find`` looks an owner up by the token's hash, ``find_session`` a token's hash by that of a session, with
+    the session's end by ``clock``, ``is_join_code`` says of a hash whether it was ever one of a join token.
+    Answers are remembered for :data:`CACHE_SECONDS`, so a revocation made by another coordinator process
+    takes effect after that time at the latest; one made here takes effect at once (:meth:`forget`).
+    ``is_sole``: there is no other process, and the owner of a token is remembered for longer. So is a client
+    while ``is_watched``: which others have revoked or erased is found within that time
+    (:meth:`forget_clients`).
     """
 
     def __init__(
@@ -305,10 +309,11 @@ class Guard:
         viewer: str | None,
         reading: Reading,
         find: Callable[[str], Awaitable[Owner | None]],
-        find_session: Callable[[str], Awaitable[str | None]],
+        find_session: Callable[[str], Awaitable[tuple[str, dt.datetime] | None]],
         is_join_code: Callable[[str], Awaitable[bool]],
         is_sole: bool = False,
         is_watched: Callable[[], bool] = lambda: False,
+        clock: Callable[[], dt.datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = hash_token(admin)
@@ -323,7 +328,10 @@ class Guard:
         self._known: TTLCache[str, Owner] = TTLCache(CACHE_ENTRIES, seconds, timer=monotonic)
         self._clients: TTLCache[str, KnownClient] = TTLCache(CACHE_ENTRIES, SOLE_SECONDS, timer=monotonic)
         self._revocations = 0
-        self._sessions: TTLCache[str, str] = TTLCache(CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic)
+        self._clock = clock
+        self._sessions: TTLCache[str, tuple[str, dt.datetime]] = TTLCache(
+            CACHE_ENTRIES, CACHE_SECONDS, timer=monotonic
+        )
 
     # ------------------------------------------------------------ whose token
 
@@ -377,15 +385,27 @@ class Guard:
         """The person who signed in, by the hash of the cookie; None if the session or the token is over."""
         if session is None:
             return None
-        token_hash = self._sessions.get(session) or await self._find_session(session)
-        if token_hash is None:
+        while True:
+            revocations = self._revocations
+            person = await self._look_up_session(session)
+            if revocations == self._revocations:  # or it may have ended meanwhile: it is looked up again
+                return person
+
+    async def _look_up_session(self, session: str) -> Person | None:
+        found = self._sessions.get(session)
+        if found is None:
+            revocations = self._revocations
+            found = await self._find_session(session)
+            if found is not None and revocations == self._revocations:
+                self._sessions[session] = found  # not at a hit: each would put off the next look-up
+        if found is None or found[1] <= self._clock():
             return None
-        self._sessions[session] = token_hash
+        token_hash, ends_at = found
         try:
             owner = await self._identify_hash(token_hash)
         except Unauthorised:
             return None
-        return owner if isinstance(owner, Person) else None
+        return replace(owner, until=ends_at) if isinstance(owner, Person) else None
 
     async def check_viewer_token(self, token: str) -> Person:
         """Forbidden for a client's token, WrongToken for an unknown one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ class Clients:
         self.asked += 1
         return self.rows.get(hashed)
 
-    async def find_session(self, hashed: str) -> str | None:
+    async def find_session(self, hashed: str) -> tuple[str, dt.datetime] | None:
         return None
 
     async def is_join_code(self, hashed: str) -> bool:
@@ -188,6 +189,74 @@ def test_what_was_read_before_a_revocation_is_read_again_after_it() -> None:
     found = guard(Slow(anna=False), is_sole=True)
     with pytest.raises(RevokedToken):
         asyncio.run(found.require_client("anna"))
+
+
+class Browsers(Clients):
+    """One session, of the viewer token, that ends at 12 o'clock. Its clock shows the guard's seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = [0.0]
+        self.ends_at = self.read_clock() + dt.timedelta(hours=12)
+        self.is_signed_out = False
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.guard = Guard(
+            admin=ADMIN,
+            viewer=VIEWER,
+            reading="closed",
+            find=self.find,
+            find_session=self.find_session,
+            is_join_code=self.is_join_code,
+            clock=self.read_clock,
+            monotonic=lambda: self.now[0],
+        )
+
+    def read_clock(self) -> dt.datetime:
+        return dt.datetime(2026, 11, 28, tzinfo=dt.UTC) + dt.timedelta(seconds=self.now[0])
+
+    async def find_session(self, hashed: str) -> tuple[str, dt.datetime] | None:
+        self.asked += 1
+        found = None if self.is_signed_out else (hash_token(VIEWER), self.ends_at)
+        self.meanwhile()
+        return found
+
+    def sign_out(self) -> None:
+        self.meanwhile = lambda: None
+        self.is_signed_out = True
+        self.guard.forget("session:cookie")
+
+    def ask(self) -> Person | None:
+        return asyncio.run(self.guard.find_session_owner("cookie"))
+
+
+def test_a_session_that_is_asked_for_all_the_time_is_looked_up_again() -> None:
+    """It was remembered anew at each request, so that another coordinator's sign-out was never found."""
+    browsers = Browsers()
+    for second in range(10):
+        browsers.now[0] = float(second)
+        assert browsers.ask() == Person("viewer", UserRole.VIEWER)
+    assert browsers.asked == 5, "every two seconds"
+    browsers.is_signed_out = True
+    browsers.now[0] += 1.0
+    assert browsers.ask() is None
+
+
+def test_a_session_ends_to_the_moment() -> None:
+    browsers = Browsers()
+    browsers.now[0] = 12 * 3600 - 1.0
+    found = browsers.ask()
+    assert found is not None
+    assert found.until == browsers.ends_at
+    browsers.now[0] += 1.0
+    assert browsers.ask() is None
+    assert browsers.asked == 1, "though it was remembered"
+
+
+def test_a_session_that_ends_while_it_is_looked_up_is_over() -> None:
+    browsers = Browsers()
+    browsers.meanwhile = browsers.sign_out  # after the row was read
+    assert browsers.ask() is None
+    assert browsers.ask() is None
 
 
 def test_a_refusal_is_not_remembered() -> None:

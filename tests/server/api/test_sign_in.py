@@ -180,6 +180,21 @@ def test_a_session_ends_and_cannot_be_made(at: Live, browser: httpx.Client, turn
     assert status(value) == 401
 
 
+def test_a_stream_ends_with_its_session(at: Live, browser: httpx.Client, turned: Turned) -> None:
+    """It told what happened for as long as the browser kept it open."""
+    sign_in(browser, VIEWER)
+    turned.by = dt.timedelta(hours=12, seconds=-5)
+    with (
+        browser.stream("GET", "/api/v1/events") as by_session,
+        at.http(VIEWER).stream("GET", "/events") as by_token,
+    ):
+        assert (by_session.status_code, by_token.status_code) == (200, 200)
+        at.wait_for(lambda: at.coordinator.hub.open_streams == 2)
+        assert b"".join(by_session.iter_raw()).endswith(b"\n\n"), "a clean end"
+        at.wait_for(lambda: at.coordinator.hub.open_streams == 1)
+    assert browser.get("/api/v1/runs").status_code == 401
+
+
 def test_a_copied_cookie_is_worth_nothing_after_signing_out(at: Live, browser: httpx.Client) -> None:
     sign_in(browser, VIEWER)
     name, value = cookie_of(browser)
