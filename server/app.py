@@ -72,8 +72,7 @@ from server.web.security import (
     Owner,
     Person,
     hash_token,
-    load_admin_token,
-    load_viewer_token,
+    load_tokens,
     make_key,
     make_person,
 )
@@ -161,10 +160,14 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     async def is_join_code(token_hash: str) -> bool:
         return await threads.run(store.is_join_token, token_hash)
 
-    admin_token = load_admin_token(settings)
+    try:
+        admin_token, viewer_token = load_tokens(settings, partial(_find_holder, store))
+    except Problem:
+        store.engine.dispose()
+        raise
     guard = Guard(
         admin=admin_token,
-        viewer=load_viewer_token(settings),
+        viewer=viewer_token,
         reading=settings.reading,
         find=find,
         find_session=find_session,
@@ -263,6 +266,17 @@ def make_coordinator(settings: Settings, clock: Clock | None = None) -> Coordina
     # also of clients that are erased in the background, or whose erasure then fails
     runner.on_revoked = lambda client: coordinator.end_access(make_key("client", client))
     return coordinator
+
+
+def _find_holder(store: Store, token_hash: str) -> str | None:
+    """Who has the token of this hash, be it in use or not."""
+    with rows_are_read(store.engine):
+        if store.is_join_token(token_hash):
+            return "a join code"
+        if (client := store.client_by_token_hash(token_hash)) is not None:
+            return f"client {client.client!r}"
+        user = store.user_by_token_hash(token_hash)
+        return None if user is None else f"user {user.user.name!r}"
 
 
 def _make_feeds(store: Store, threads: Threads) -> Feeds:

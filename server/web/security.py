@@ -52,6 +52,7 @@ __all__ = [
     "hash_token",
     "is_local",
     "load_admin_token",
+    "load_tokens",
     "load_viewer_token",
     "make_key",
     "make_person",
@@ -113,6 +114,41 @@ def read_viewer_password(authorization: str | None) -> str:
         raise MissingToken("the `Authorization: Basic` header cannot be read") from None
 
 
+def load_tokens(settings: Settings, find_holder: Callable[[str], str | None]) -> tuple[str, str | None]:
+    """The admin token and that of viewers (None where everybody may read), each nobody else's.
+
+    The settings are compared where they are read; what a file holds is known only now. ``find_holder`` says
+    by the database who else has the token of a hash.
+
+    Raises:
+        InvalidConfiguration: with one of them a viewer or a site would be an admin, or a site a viewer.
+    """
+    admin, viewer = load_admin_token(settings), load_viewer_token(settings)
+    for token, given, file in (
+        (admin, settings.admin_token, ADMIN_FILE),
+        (viewer, settings.viewer_token, VIEWER_FILE),
+    ):
+        if token is None:
+            continue
+        if file == ADMIN_FILE and token == viewer:
+            holder: str | None = "the viewers"
+        else:
+            holder = "a join code" if token in settings.join_tokens else find_holder(hash_token(token))
+        if holder is not None:
+            raise _make_shared(given, settings.data_folder / file, holder)
+    return admin, viewer
+
+
+def _make_shared(given: SecretStr | None, path: Path, holder: str) -> InvalidConfiguration:
+    where = f"in {path}" if given is None else _variable(path)
+    return InvalidConfiguration(
+        f"the {_name(path)} {where} is also that of {holder}: they are for different people.",
+        hint="Give another."
+        if given
+        else "Write another there, or delete the file: the next start makes one.",
+    )
+
+
 def load_admin_token(settings: Settings) -> str:
     """The configured admin token, or that in ``<data folder>/admin-token``, made at the first start."""
     return _load_token(settings.admin_token, settings.data_folder / ADMIN_FILE)
@@ -133,12 +169,16 @@ def _load_token(given: SecretStr | None, path: Path) -> str:
     except StorageUnavailable as error:
         raise StorageUnavailable(
             f"the {_name(path)} cannot be kept in {path}: {error.detail}",
-            hint=f"Make the data folder writable, or set FEDDISCO_{path.name.upper().replace('-', '_')}.",
+            hint=f"Make the data folder writable, or set {_variable(path)}.",
         ) from error
 
 
 def _name(path: Path) -> str:
     return path.name.replace("-", " ")
+
+
+def _variable(path: Path) -> str:
+    return f"FEDDISCO_{path.name.upper().replace('-', '_')}"
 
 
 def _read_or_make(path: Path) -> str:

@@ -106,6 +106,44 @@ def test_what_is_open_is_said_loudly(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "viewer-token" in exposed["INFO"]
 
 
+@pytest.mark.parametrize(
+    ("file", "setting", "said"),
+    [
+        ("admin-token", "viewer_token", "the admin token in {} is also that of the viewers"),
+        ("viewer-token", "admin_token", "the admin token FEDDISCO_ADMIN_TOKEN is also that of the viewers"),
+        ("admin-token", "join_token", "the admin token in {} is also that of a join code"),
+        ("viewer-token", "join_token", "the viewer token in {} is also that of a join code"),
+    ],
+)
+def test_a_token_in_a_file_is_for_one_kind_of_people(
+    file: str, setting: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the admin token as join code every site would be an admin."""
+    data, token = tmp_path / "data", f"{ADMIN}-for-everybody"
+    data.mkdir()
+    (data / file).write_text(f"{token}\n")
+    told = refusal(Settings.model_validate({"data_folder": data, "port": 0, setting: token}), capsys)
+    assert said.format(data / file) in told
+    assert token not in told
+
+
+def test_a_token_in_a_file_is_nobodys_who_has_come_before(
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Join codes, clients and people are known by their hashes, also those of before."""
+    with live(database_url, tmp_path / "data") as at:
+        site = at.site("north").http.headers["Authorization"].removeprefix("Bearer ")
+        maria = at.admin.post("/users", json={"name": "maria", "role": "viewer"}).json()["token"]
+        code = at.admin.post("/join-tokens", json={"uses": 1}).json()
+        assert at.admin.delete(f"/join-tokens/{code['id']}").status_code == 204
+    settings = Settings(data_folder=tmp_path / "data", database_url=database_url, port=0)
+    for token, holder in ((site, "client 'north'"), (maria, "user 'maria'"), (code["token"], "a join code")):
+        (tmp_path / "data" / "admin-token").write_text(token)
+        told = refusal(settings, capsys)
+        assert f"is also that of {holder}" in told
+        assert token not in told
+
+
 def test_a_database_that_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = "postgresql://somebody:secret-word@127.0.0.1:1/nowhere"
     settings = settings_for(url, tmp_path / "new" / "data").model_copy(update={"self_signed": True})
