@@ -20,7 +20,17 @@ from server.settings import Settings
 from server.web.calls import Call, brings_list, classify
 from server.web.limits import Places, Rate
 from server.web.numbers import LARGEST_ANNOUNCED, parse_whole
-from server.web.security import ADMIN, Guard, KnownClient, Owner, find_bearer, read_bearer
+from server.web.security import (
+    ADMIN,
+    Asking,
+    Guard,
+    KnownClient,
+    Owner,
+    find_secret,
+    is_basic,
+    is_local,
+    read_bearer,
+)
 from shared.addresses import is_loopback
 from shared.problems import MissingToken, Problem, TooLarge, Unauthorised
 
@@ -119,7 +129,7 @@ class Gate:
 
     async def _identify(self, scope: Scope, call: Call) -> Visitor:
         authorization = Headers(scope=scope).get("authorization")
-        token = find_bearer(authorization)
+        token = self._find_token(scope, authorization)
         address = (scope.get("client") or ("unknown", 0))[0]
         brings_token = token is not None or (call is Call.READ and scope["method"] == "POST")
         if brings_token and not (token is not None and self._guard.is_familiar(token)):
@@ -132,6 +142,14 @@ class Gate:
             self._wrong_tokens.charge(address)
             raise
         return Visitor(call, _name_counted(owner), address, brings_token, owner)
+
+    def _find_token(self, scope: Scope, authorization: str | None) -> str | None:
+        """One that may be a guess; where reading is open, a password is meant for a proxy in front."""
+        if is_basic(authorization):
+            asking = Asking(authorization, session=None, is_local=is_local(Request(scope)))
+            if self._guard.is_open_to(asking):
+                return None
+        return find_secret(authorization)
 
     async def _find_owner(self, call: Call, authorization: str | None) -> Owner | None:
         """Whose token it is, where the call needs one."""

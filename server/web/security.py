@@ -48,8 +48,9 @@ __all__ = [
     "Person",
     "Visit",
     "check_right",
-    "find_bearer",
+    "find_secret",
     "hash_token",
+    "is_basic",
     "is_local",
     "load_admin_token",
     "load_tokens",
@@ -88,7 +89,7 @@ def are_same(left: str, right: str) -> bool:
 
 def read_bearer(authorization: str | None) -> str:
     """The token of an ``Authorization: Bearer`` header; raises :class:`MissingToken` if there is none."""
-    token = find_bearer(authorization)
+    token = _find_bearer(authorization)
     if token is None:
         raise MissingToken(
             "the request has no `Authorization: Bearer` header",
@@ -97,21 +98,34 @@ def read_bearer(authorization: str | None) -> str:
     return token
 
 
-def find_bearer(authorization: str | None) -> str | None:
-    """The token of an ``Authorization: Bearer`` header, if there is one."""
+def _find_bearer(authorization: str | None) -> str | None:
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
-def read_viewer_password(authorization: str | None) -> str:
-    """The password of a browser's Basic dialogue (any user name), or else a bearer token."""
-    scheme, _, encoded = (authorization or "").partition(" ")
-    if scheme.lower() != "basic":
-        return read_bearer(authorization)
+def find_secret(authorization: str | None) -> str | None:
+    """The password of a browser's Basic dialogue (any user name), or else a bearer token; None without."""
+    if not is_basic(authorization):
+        return _find_bearer(authorization)
     try:
-        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+        return base64.b64decode((authorization or "")[6:], validate=True).decode().partition(":")[2] or None
     except ValueError:  # not ASCII, not base64, or not UTF-8
-        raise MissingToken("the `Authorization: Basic` header cannot be read") from None
+        return None
+
+
+def is_basic(authorization: str | None) -> bool:
+    """Whether it is of a browser's dialogue, or of a proxy's."""
+    return (authorization or "").partition(" ")[0].lower() == "basic"
+
+
+def read_viewer_password(authorization: str | None) -> str:
+    """:func:`find_secret`; raises :class:`MissingToken` if there is none."""
+    if not is_basic(authorization):
+        return read_bearer(authorization)
+    password = find_secret(authorization)
+    if password is None:
+        raise MissingToken("the `Authorization: Basic` header has no password, or cannot be read")
+    return password
 
 
 def load_tokens(settings: Settings, find_holder: Callable[[str], str | None]) -> tuple[str, str | None]:
@@ -208,7 +222,7 @@ class Asking:
     @property
     def has_no_token(self) -> bool:
         """Where reading is open, a password (Basic) is meant for a proxy in front."""
-        return self.authorization is None or self.authorization[:6].lower() == "basic "
+        return self.authorization is None or is_basic(self.authorization)
 
 
 def is_local(request: Request) -> bool:
@@ -409,7 +423,7 @@ class Guard:
         return await self._find_without_session(asking)
 
     async def _find_without_session(self, asking: Asking) -> Owner:
-        if asking.has_no_token and self._is_open_to(asking):
+        if asking.has_no_token and self.is_open_to(asking):
             return ANYBODY
         return await self.identify(read_viewer_password(asking.authorization))
 
@@ -451,7 +465,8 @@ class Guard:
         """Forbidden for a client's token, WrongToken for an unknown one."""
         return _forbid_client(await self.identify(token))
 
-    def _is_open_to(self, asking: Asking) -> bool:
+    def is_open_to(self, asking: Asking) -> bool:
+        """Whether it may read without a token."""
         return self._reading == "open" or (self._reading == "local" and asking.is_local)
 
     # ------------------------------------------------------------ what is remembered

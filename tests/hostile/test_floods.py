@@ -31,6 +31,7 @@ from tests.helpers.live_coordinator import (
 from tests.helpers.raw_http import Connection, head
 
 API = "/api/v1"
+VIEWER = "viewer-token-of-the-tests"
 UPDATE = f"{API}/runs/demo/rounds/1/update?attempt=1&steps=3&examples=10"
 
 
@@ -338,6 +339,25 @@ def test_wrong_tokens_have_a_rate_and_right_ones_have_none(start: Callable[..., 
     assert site.work() is None
     assert at.admin.get("/clients").status_code == 200
     assert at.http(JOIN).post("/clients", json={}).status_code == 201
+
+
+def test_wrong_passwords_of_a_browser_have_the_same_rate(start: Callable[..., Live]) -> None:
+    """Tokens were guessed by `Authorization: Basic` without any limit."""
+    at = start(wrong_tokens_per_minute=3, viewer_token=VIEWER)
+    guesses = [("me", f"a-wrong-password-{number}") for number in range(3)]
+    assert [at.http().get("/runs", auth=guess).status_code for guess in guesses] == [401] * 3
+    assert refused(at.http().get("/runs", auth=("me", "another-one")), 429, "wrong_tokens_per_minute")
+    assert refused(at.http("another-wrong-token").get("/runs"), 429, "wrong_tokens_per_minute")
+    for right in (VIEWER, ADMIN):
+        assert at.http().get("/runs", auth=("me", right)).status_code == 200
+    assert at.http().get("/runs").status_code == 401  # without a token nothing is guessed
+
+
+def test_where_reading_is_open_passwords_are_meant_for_a_proxy(start: Callable[..., Live]) -> None:
+    at = start(wrong_tokens_per_minute=3, open_pages=True)
+    for number in range(5):
+        assert at.http().get("/runs", auth=("me", f"the-proxys-{number}")).status_code == 200
+    assert at.http("a-wrong-token-of-nobody").get("/runs").status_code == 401, "nothing was counted"
 
 
 def test_registrations_have_a_rate(start: Callable[..., Live]) -> None:
