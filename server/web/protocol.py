@@ -10,9 +10,11 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import Any
 
 import httptools
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.settings import Settings
@@ -85,6 +87,12 @@ def _make_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     return parser
 
 
+@lru_cache
+def _read_trusted(proxies: str) -> _TrustedHosts:
+    """As uvicorn reads them, whose word they are: addresses, networks, or all."""
+    return _TrustedHosts(proxies)
+
+
 class _BoundedProtocol(HttpToolsProtocol):
     """One connection. A timer runs while headers are awaited, a refused body goes on, or nobody reads."""
 
@@ -123,8 +131,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         """The other end's address; None for a proxy that is trusted to say whom it speaks for."""
         address = self.client[0] if self.client else ""
         proxies = self.config.forwarded_allow_ips
-        trusted = proxies.split(",") if isinstance(proxies, str) else proxies
-        return None if is_loopback(address) or {address, "*"} & set(trusted) else address
+        trusted = _read_trusted(proxies if isinstance(proxies, str) else ",".join(proxies))
+        return None if is_loopback(address) or address in trusted else address
 
     # ------------------------------------------------------------ in
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
@@ -12,10 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.server import ServerState
 
+from server.settings import Settings
 from server.web.calls import Call
 from server.web.limits import Places, Rate
-from server.web.protocol import HEADER_BYTES
+from server.web.protocol import HEADER_BYTES, Connections, bound_protocol
 from shared.problems import Busy, TooManyRequests
 from tests.helpers.live_coordinator import (
     ADMIN,
@@ -225,6 +230,47 @@ def test_connections_have_a_limit(start: Callable[..., Live]) -> None:
         assert opened[0].send(head("GET", "/healthz")).answer()[0] == 200
     at.wait_for(lambda: at.coordinator.connections.places.taken <= used)
     assert limited(at) == {"max_connections": 1}
+
+
+class Wire(asyncio.Transport):
+    """A connection from ``address`` on which nothing comes."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1), "sockname": ("192.0.2.1", 8000)})
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        """It is refused."""
+
+
+@pytest.mark.parametrize(
+    ("proxies", "trusted"),
+    [
+        ("10.0.0.0/8", "10.1.2.3"),
+        ("192.0.2.9, 10.1.2.3", "10.1.2.3"),
+        ("2001:db8::/32", "2001:db8::7"),
+        ("*", "10.1.2.3"),
+    ],
+)
+def test_a_proxy_is_not_limited_as_one_client(tmp_path: Path, proxies: str, trusted: str) -> None:
+    """However uvicorn is told whom to believe: also by a network, or in a list with spaces."""
+
+    async def connect(address: str) -> list[bytes]:
+        settings = Settings(data_folder=tmp_path, max_connections_per_address=4)
+        kind = bound_protocol(Connections(settings, lambda _: None))
+        config = uvicorn.Config(Starlette(), ws="none", log_config=None, forwarded_allow_ips=proxies)
+        wires = [Wire(address) for _ in range(6)]
+        for wire in wires:
+            protocol = kind(config=config, server_state=ServerState(), app_state={})
+            protocol.connection_made(wire)
+        return [wire.written for wire in wires]
+
+    assert asyncio.run(connect(trusted)) == [b""] * 6
+    if proxies != "*":
+        assert [written != b"" for written in asyncio.run(connect("192.0.2.10"))] == [False] * 4 + [True] * 2
 
 
 # ---------------------------------------------------------------- connections that are for nothing
