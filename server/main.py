@@ -274,9 +274,14 @@ def _run(settings: Settings, listener: socket.socket) -> int:
     if settings.tls_certificate is not None:
         _say_certificate(settings.tls_certificate)
     _say_who_reads(settings, address)
-    # After a clean end uvicorn raises the signal again, for the handler that was there before: this one.
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    # A signal may come before uvicorn's handlers are there. After a clean end uvicorn raises it again, for
+    # the handler that was there before: this one.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, end)
     server.run([listener])
     return 0 if server.started else 2
 

@@ -30,7 +30,7 @@ from server.main import _say_certificate, _say_who_reads, check_storage, migrate
 from server.ownership import owning
 from server.settings import Settings
 from tests.helpers.databases import Postgres
-from tests.helpers.live_coordinator import ADMIN, live, process, settings_for
+from tests.helpers.live_coordinator import ADMIN, ROOT, live, process, settings_for
 
 
 @pytest.fixture(autouse=True)
@@ -354,6 +354,30 @@ def test_a_signal_is_a_clean_end_also_for_those_who_wait(start: Callable[..., Pr
         assert running.end(number) == 0
         assert time.monotonic() - began < 15
     assert not any(token in line for line in running.lines)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_before_the_first_request_is_heard(tmp_path: Path, number: int) -> None:
+    """Just before uvicorn listens for signals: the coordinator ran on as if none had come."""
+    program = f"""
+import signal, sys
+from server.main import Server, serve
+from server.settings import Settings
+
+run = Server.run
+
+def run_late(server, sockets):
+    signal.raise_signal({int(number)})
+    run(server, sockets)
+
+Server.run = run_late
+sys.exit(serve(Settings(data_folder={str(tmp_path / "data")!r}, port=0)))
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.long
