@@ -25,7 +25,7 @@ def make_sinks(settings: Settings) -> list[Sink]:
 
         found.append(TensorBoardSink(settings.tensorboard_folder))
     if settings.otlp_url is not None:
-        from server.sinks.traces import TraceSink, make_exporter
+        from server.sinks.traces import TraceSink
 
-        found.append(TraceSink(make_exporter(settings.otlp_url)))
+        found.append(TraceSink(settings.otlp_url))
     return found

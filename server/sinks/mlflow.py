@@ -23,9 +23,10 @@ PROXIED = "mlflow-artifacts:"
 SECONDS = 10.0
 UNNAMEABLE = re.compile(r"[^\w/. -]")
 LATER = frozenset({401, 403, 408, 425, 429})
-LONGEST_VALUE = 6000
-MOST_PARAMETERS = 100
-"""In one call, both by MLflow's limits."""
+TOO_LARGE = 413
+LONGEST_KEY, LONGEST_VALUE = 250, 6000
+MOST_PARAMETERS, MOST_METRICS = 100, 1000
+"""In one call; all by MLflow's limits."""
 STATUSES = {RunStatus.COMPLETED: "FINISHED", RunStatus.STOPPED: "KILLED"}
 
 
@@ -48,9 +49,8 @@ class MlflowSink:
 
     def begin(self, run: RunView) -> None:
         found = self._find_run(run)
-        parameters = [
-            {"key": key, "value": value} for key, value in flatten(run.config.model_dump(mode="json"))
-        ]
+        settings = {make_key(key): value for key, value in flatten(run.config.model_dump(mode="json"))}
+        parameters = [{"key": key, "value": value} for key, value in settings.items()]
         for first in range(0, len(parameters), MOST_PARAMETERS):
             batch = parameters[first : first + MOST_PARAMETERS]
             self._call("POST", f"{API}/runs/log-batch", {"run_id": found["run_id"], "params": batch})
@@ -83,15 +83,12 @@ class MlflowSink:
     def _write(self, run: RunView, step: int, at: dt.datetime, numbers: dict[str, float]) -> None:
         found, when = self._find_run(run), milliseconds(at)
         metrics = [
-            {
-                "key": UNNAMEABLE.sub("_", key.replace(":", "/")),
-                "value": value,
-                "timestamp": when,
-                "step": step,
-            }
-            for key, value in numbers.items()
+            {"key": make_key(name), "value": value, "timestamp": when, "step": step}
+            for name, value in numbers.items()
         ]
-        self._call("POST", f"{API}/runs/log-batch", {"run_id": found["run_id"], "metrics": metrics})
+        for first in range(0, len(metrics), MOST_METRICS):
+            batch = metrics[first : first + MOST_METRICS]
+            self._call("POST", f"{API}/runs/log-batch", {"run_id": found["run_id"], "metrics": batch})
 
     def _find_run(self, run: RunView) -> dict[str, Any]:
         """Theirs of our run, made if there is none: its ``info``."""
@@ -146,16 +143,37 @@ class MlflowSink:
 
 
 def _read(answer: httpx.Response) -> dict[str, Any]:
+    """What it answers. Only MLflow itself refuses for good: another server's error says nothing of a run."""
     status = answer.status_code
     if status in LATER or status >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise SinkUnavailable(f"it answers {status}")
-    if status >= httpx.codes.BAD_REQUEST:
+    if status == TOO_LARGE or (status >= httpx.codes.BAD_REQUEST and _is_mlflows(answer)):
         raise SinkRefused(f"{status} {answer.text[:200]}")
+    if status >= httpx.codes.MULTIPLE_CHOICES:
+        raise SinkUnavailable(f"{answer.url} answers {status}, and not as MLflow does; is the address right?")
     try:
         found: dict[str, Any] = answer.json() if answer.content else {}
     except ValueError as error:
         raise SinkUnavailable("what answers there is no MLflow server") from error
     return found
+
+
+def _is_mlflows(error: httpx.Response) -> bool:
+    try:
+        return "error_code" in error.json()
+    except (ValueError, TypeError):
+        return False
+
+
+def make_key(name: str) -> str:
+    """A name of a metric or parameter as MLflow takes it: some characters, a path that is as short as can be.
+
+    >>> make_key("recall:cat"), make_key("/a//b/"), make_key("../x"), make_key("Größe (m²)")
+    ('recall/cat', 'a/b', '_/x', 'Größe _m²_')
+    """
+    plain = UNNAMEABLE.sub("_", name.replace(":", "/"))[:LONGEST_KEY]
+    parts = ["_" if part in (".", "..") else part for part in plain.split("/") if part]
+    return "/".join(parts) or "_"
 
 
 def milliseconds(at: dt.datetime) -> int:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
-from server.sinks.base import SinkUnavailable, list_round_numbers, list_scores
+from server.sinks.base import SinkRefused, SinkUnavailable, list_round_numbers, list_scores
 from shared.problems import InvalidConfiguration
 from shared.schemas import EvaluationView, LedgerRow, RoundView, RunView
 from shared.versions import VERSION
@@ -24,30 +24,45 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-__all__ = ["TraceSink", "make_exporter"]
+__all__ = ["TraceSink"]
 
 SECONDS = 10
 HANDED_OUT = 100_000
 """Moments at which clients were handed their part, of rounds that are open."""
+SPANS = 512
+"""In one call, as OpenTelemetry's own batches."""
+FOR_GOOD = frozenset({400, 413, 422})
+"""Answers that say of the spans themselves that they are not taken."""
 Attributes = Mapping[str, str | int | float]
 
 
-def make_exporter(url: str) -> SpanExporter:
-    """By OTLP over HTTP; headers, such as a token, as OpenTelemetry's own variables say."""
+def _make_exporter(url: str, note_status: Callable[[int], None]) -> SpanExporter:
+    """By OTLP over HTTP; headers, such as a token, as OpenTelemetry's own variables say.
+
+    ``note_status`` is told of each answer: the exporter itself says no more than that it failed.
+    """
     try:
+        import requests
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise InvalidConfiguration(
             "FEDDISCO_OTLP_URL needs a package that is not installed", hint="pip install 'feddisco[otel]'"
         ) from error
-    return OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=SECONDS)
+
+    def note(answer: requests.Response, *_: Any, **__: Any) -> None:
+        note_status(answer.status_code)
+
+    session = requests.Session()
+    session.hooks["response"].append(note)
+    return OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=SECONDS, session=session)
 
 
 class TraceSink:
     name = "traces"
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
+    def __init__(self, url: str) -> None:
+        self._exporter = _make_exporter(url, self._note_status)
+        self._status: int | None = None
         self._taken: LRUCache[tuple[str, int, str], dt.datetime] = LRUCache(HANDED_OUT)
 
     def begin(self, run: RunView) -> None:
@@ -67,11 +82,13 @@ class TraceSink:
             self._add_client(spans, round, row, ended)
         spans.add("aggregation", round.closed_at or ended, ended)
         self._export(spans)
+        for row in round.ledger:  # not before: it may have to be told again
+            self._taken.pop((round.run, round.round, row.client), None)
 
     def _add_client(self, spans: Spans, round: RoundView, row: LedgerRow, ended: dt.datetime) -> None:
         """From the opening to the poll that took the assignment, and from there to the upload."""
         about: Attributes = {"client": row.client}
-        taken = self._taken.pop((round.run, round.round, row.client), None)
+        taken = self._taken.get((round.run, round.round, row.client))
         if taken is not None:
             spans.add(f"poll {row.client}", round.opened_at, taken, about)
         numbers = {"bytes": row.bytes, "steps": row.steps, "weight": row.weight, "seconds": row.seconds}
@@ -98,8 +115,18 @@ class TraceSink:
     def _export(self, spans: Spans) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        if self._exporter.export(spans.made) is not SpanExportResult.SUCCESS:
-            raise SinkUnavailable("it takes no spans")
+        for first in range(0, len(spans.made), SPANS):
+            self._status = None
+            if self._exporter.export(spans.made[first : first + SPANS]) is SpanExportResult.SUCCESS:
+                continue
+            if self._status in FOR_GOOD:
+                raise SinkRefused(f"it answers {self._status}")
+            raise SinkUnavailable(
+                "it does not answer" if self._status is None else f"it answers {self._status}"
+            )
+
+    def _note_status(self, status: int) -> None:
+        self._status = status
 
 
 class Spans:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +22,8 @@ import httpx
 import pytest
 
 from server.sinks import follow
+from server.sinks.mlflow import MlflowSink
+from server.sinks.traces import TraceSink
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live, sha256
 from tests.server.api.test_run_gauges import scrape
 
@@ -116,7 +120,7 @@ class Collector(BaseHTTPRequestHandler):
     """An OTLP receiver: what it is sent, taken apart by OpenTelemetry's own messages."""
 
     spans: list[Any]
-    refusals: int
+    status_of: Callable[[list[Any]], int]
 
     def do_POST(self) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -128,10 +132,11 @@ class Collector(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         sent = ExportTraceServiceRequest.FromString(body)
         assert self.path == "/v1/traces"
-        for resource in sent.resource_spans:
-            for scope in resource.scope_spans:
-                type(self).spans.extend(scope.spans)
-        self.send_response(200)
+        scopes = [scope for resource in sent.resource_spans for scope in resource.scope_spans]
+        spans = [span for scope in scopes for span in scope.spans]
+        status = type(self).status_of(spans)
+        type(self).spans.extend(spans if status == 200 else [])
+        self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -140,16 +145,80 @@ class Collector(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def collecting() -> Iterator[tuple[str, list[Any]]]:
-    kind = type("OwnCollector", (Collector,), {"spans": []})
+def collecting(
+    status_of: Callable[[list[Any]], int] = lambda spans: 200,
+) -> Iterator[tuple[str, list[Any]]]:
+    kind = type("OwnCollector", (Collector,), {"spans": [], "status_of": staticmethod(status_of)})
+    with serving(kind) as url:
+        yield url, kind.spans  # type: ignore[attr-defined]
+
+
+@contextmanager
+def serving(kind: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", kind.spans  # type: ignore[attr-defined]
+            yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
+
+
+def read_round(span: Any) -> int:
+    (found,) = [one.value.int_value for one in span.attributes if one.key == "feddisco.round"]
+    return int(found)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_spans_that_are_refused_for_good_keep_no_others(
+    status: int, migrated_sqlite: Path, tmp_path: Path
+) -> None:
+    """They were told again for ever, and no later round ever was."""
+    database = sqlite_copy(migrated_sqlite, tmp_path)
+
+    def refuse_first_round(spans: list[Any]) -> int:
+        return status if {read_round(span) for span in spans} == {1} else 200
+
+    with (
+        collecting(refuse_first_round) as (url, spans),
+        live(database, tmp_path / "data", otlp_url=url) as at,
+    ):
+        play(at)
+        wait_until_told(at, "traces")
+        assert {read_round(span) for span in spans} == {2}
+
+
+def test_a_collector_that_is_not_there_yet_is_told_all(migrated_sqlite: Path, tmp_path: Path) -> None:
+    """Of a wrong address nothing is lost; told again, a round is whole."""
+    database, tries = sqlite_copy(migrated_sqlite, tmp_path), iter([404, 404, 401])
+    with (
+        collecting(lambda spans: next(tries, 200)) as (url, spans),
+        live(database, tmp_path / "data", otlp_url=url) as at,
+    ):
+        play(at)
+        wait_until_told(at, "traces")
+        names = [span.name for span in spans if read_round(span) == 1]
+        assert {"round", "poll site-0", "poll site-1", "evaluation judge"} <= set(names)
+        assert {read_round(span) for span in spans} == {1, 2}
+
+
+def test_a_large_round_is_told_in_pieces(migrated_sqlite: Path, tmp_path: Path) -> None:
+    pieces: list[int] = []
+
+    def count(spans: list[Any]) -> int:
+        pieces.append(len(spans))
+        return 200
+
+    database = sqlite_copy(migrated_sqlite, tmp_path)
+    with live(database, tmp_path / "data") as at, collecting(count) as (url, spans):
+        play(at, rounds=1)
+        store, now = at.coordinator.store, at.coordinator.clock()
+        view = store.round_view("demo", 1, 1)
+        rows = [view.ledger[0].model_copy(update={"client": f"site-{index}"}) for index in range(1000)]
+        TraceSink(url).write_round(store.run_view("demo", now), view.model_copy(update={"ledger": rows}))
+        assert pieces == [512, 491]
+        assert len({span.trace_id for span in spans}) == 1
 
 
 def test_a_round_is_a_trace(migrated_sqlite: Path, tmp_path: Path) -> None:
@@ -187,6 +256,115 @@ def seconds_between(view: dict[str, Any]) -> float:
 
 
 # -------------------------------------------------------------------- MLflow
+
+
+class Mlflow(BaseHTTPRequestHandler):
+    """What is asked of an MLflow server, by its rules; another one answers unless ``is_there``."""
+
+    is_there: bool
+    metrics: list[dict[str, Any]]
+    parameters: list[dict[str, str]]
+
+    def do_POST(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if not type(self).is_there:
+            self._send(404, b"<html><h1>404 Not Found</h1></html>")
+            return
+        match self.path.partition("?")[0].removeprefix("/api/2.0/mlflow/"):
+            case "experiments/get-by-name":
+                self._send_json(404, {"error_code": "RESOURCE_DOES_NOT_EXIST"})
+            case "experiments/create":
+                self._send_json(200, {"experiment_id": "1"})
+            case "runs/create":
+                self._send_json(200, {"run": {"info": {"run_id": "theirs"}}})
+            case "runs/log-batch":
+                self._log(given)
+            case _:
+                self._send_json(200, {})
+
+    do_GET = do_POST
+
+    def _log(self, given: dict[str, Any]) -> None:
+        metrics, parameters = given.get("metrics", []), given.get("params", [])
+        keys = [one["key"] for one in metrics + parameters]
+        if len(metrics) > 1000 or len(parameters) > 100 or not all(map(self._is_key, keys)):
+            self._send_json(400, {"error_code": "INVALID_PARAMETER_VALUE"})
+            return
+        type(self).metrics.extend(metrics)
+        type(self).parameters.extend(parameters)
+        self._send_json(200, {})
+
+    @staticmethod
+    def _is_key(key: str) -> bool:
+        """As MLflow's validation says."""
+        shortest = posixpath.normpath(key)
+        is_path = shortest == key and shortest != "." and not shortest.startswith(("..", "/"))
+        return is_path and len(key) <= 250 and re.fullmatch(r"[/\w.\- ]+", key) is not None
+
+    def _send_json(self, status: int, document: dict[str, Any]) -> None:
+        self._send(status, json.dumps(document).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def mlflow() -> Iterator[tuple[str, type[Mlflow]]]:
+    kind = type("OwnMlflow", (Mlflow,), {"is_there": True, "metrics": [], "parameters": []})
+    with serving(kind) as url:
+        yield url, kind
+
+
+def test_an_address_that_leads_elsewhere_loses_no_history(
+    migrated_sqlite: Path, tmp_path: Path, mlflow: tuple[str, type[Mlflow]]
+) -> None:
+    """The 404 of another server was taken for a refusal by MLflow, of each event there had been."""
+    url, server = mlflow
+    server.is_there = False
+    with live(sqlite_copy(migrated_sqlite, tmp_path), tmp_path / "data", mlflow_url=url) as at:
+        play(at)
+        at.wait_for(lambda: scrape(at).get('feddisco_sink_failures_total{sink="mlflow"}', 0) > 1)
+        server.is_there = True
+        wait_until_told(at, "mlflow")
+    told = [(one["step"], one["value"]) for one in server.metrics if one["key"] == "accuracy"]
+    assert told == [(0, 0.25), (1, 0.5), (2, 0.75)]
+
+
+def test_many_metrics_and_awkward_names_are_taken(
+    migrated_sqlite: Path, tmp_path: Path, mlflow: tuple[str, type[Mlflow]]
+) -> None:
+    url, server = mlflow
+    awkward = [
+        "a//b",
+        "/x",
+        "..",
+        "../up",
+        "a/./b",
+        "what?",
+        "of a class: cat",
+        "",
+        "x" * 251,
+        "y" * 249 + "/z",
+    ]
+    with live(sqlite_copy(migrated_sqlite, tmp_path), tmp_path / "data") as at:
+        play(at, rounds=1)
+        store = at.coordinator.store
+        run, scores = store.run_view("demo", at.coordinator.clock()), store.evaluations("demo")[0]
+    names = [*awkward, *(f"class {number}" for number in range(1500))]
+    sink = MlflowSink(url, "skin")
+    sink.write_scores(run, scores.model_copy(update={"extra": dict.fromkeys(names, 0.5)}))
+    assert len(server.metrics) == 1502 + len(awkward)
+    assert {"a/b", "x", "_", "_/up", "of a class/ cat", "x" * 250} <= {one["key"] for one in server.metrics}
+    options = {name: 1 for name in awkward if name}
+    config = run.config.model_copy(update={"task_options": options})
+    sink.begin(run.model_copy(update={"config": config}))
+    assert {"task_options.a/b", "task_options.what_"} <= {one["key"] for one in server.parameters}
 
 
 @contextmanager
