@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
@@ -28,6 +31,8 @@ __all__ = ["HEADER_BYTES", "LINE", "Connections", "Line", "bound_protocol"]
 
 HEADER_BYTES = 2**16
 """Of a request line with its headers."""
+TCP_INFO_BYTES, BYTES_ACKNOWLEDGED = 128, 120
+"""Of Linux's ``struct tcp_info`` as much as is needed, and where ``tcpi_bytes_acked`` is in it."""
 
 
 LINE = "feddisco.line"
@@ -85,6 +90,21 @@ def _make_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(protocol)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
     return parser
+
+
+def _count_read(transport: asyncio.Transport) -> int:
+    """A number that grows as the other end reads: of bytes that it has acknowledged.
+
+    Our own buffer empties in leaps of megabytes only, as the kernel's does.
+    """
+    found = transport.get_extra_info("socket")
+    if found is None:  # it is closed already
+        return 0
+    if sys.platform != "linux":
+        return -transport.get_write_buffer_size()
+    info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    (acknowledged,) = struct.unpack_from("Q", info, BYTES_ACKNOWLEDGED)
+    return int(acknowledged)
 
 
 @lru_cache
@@ -219,8 +239,18 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._watch_reader()
+
+    def _watch_reader(self) -> None:
         self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.bounds.stall_seconds, self.transport.abort)
+        read = _count_read(self.transport)
+        self._write_timer = self.loop.call_later(self.bounds.stall_seconds, self._check_reader, read)
+
+    def _check_reader(self, read_before: int) -> None:
+        if _count_read(self.transport) > read_before:  # slowly, but steadily
+            self._watch_reader()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         self._stop_write_timer()

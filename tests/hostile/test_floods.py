@@ -345,6 +345,22 @@ def test_who_does_not_read_an_answer_is_left(start: Callable[..., Live]) -> None
         at.wait_for(lambda: at.coordinator.gate.places[Call.DOWNLOAD].taken == 0)
 
 
+def test_who_reads_an_answer_slowly_is_waited_for(start: Callable[..., Live]) -> None:
+    """The timer was set once, and no progress put it off: a slow line never got a large model."""
+    at = start(stall_seconds=0.5)
+    body = b"\0" * (32 * 2**20)
+    put = at.admin.put(f"/blobs/{sha256(body)}", content=body, headers=upload_headers(body))
+    assert put.status_code == 204
+    with Connection(at.url, receive_buffer=4096) as connection:
+        connection.send(head("GET", f"{API}/blobs/{sha256(body)}", ADMIN))
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            assert connection.socket.recv(4096)
+            time.sleep(0.02)
+        assert at.coordinator.gate.places[Call.DOWNLOAD].taken == 1
+        at.wait_for(lambda: at.coordinator.gate.places[Call.DOWNLOAD].taken == 0)  # it has stopped
+
+
 # ---------------------------------------------------------------- rates
 
 
