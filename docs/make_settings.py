@@ -35,7 +35,7 @@ def _page(path: Path, settings: type[BaseSettings]) -> str:
     def fill(heading: re.Match[str]) -> str:
         return f"{heading['line']}\n{_purpose(settings, heading['name'].lower())}\n\n"
 
-    pattern = r"(?P<line>^### .*`FEDDISCO_(?P<name>[A-Z_]+)`)\n(?:.+\n)*\n"
+    pattern = r"(?P<line>^### .*`FEDDISCO_(?P<name>[A-Z0-9_]+)`)\n(?:.+\n)*\n"
     return re.sub(pattern, fill, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 

@@ -96,6 +96,14 @@ def test_the_pages_of_settings_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"run python docs/make_settings.py ({path.name})"
 
 
+@pytest.mark.parametrize(("page", "settings"), [("coordinator", Settings), ("worker", WorkerSettings)])
+def test_every_setting_is_described_on_its_page(page: str, settings: type[BaseSettings]) -> None:
+    """Headings with a digit in the name were passed over."""
+    text = " ".join((ROOT / "docs" / f"settings-{page}.md").read_text(encoding="utf-8").split())
+    for name, field in settings.model_fields.items():
+        assert f"`FEDDISCO_{name.upper()}` {field.description}" in text, name
+
+
 def test_the_help_of_every_command_explains_each_argument_and_option() -> None:
     unexplained, pending = [], [("feddisco", typer.main.get_command(app))]
     while pending:
