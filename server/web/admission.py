@@ -57,7 +57,7 @@ class Visitor:
     address: str
     brings_token: bool
     owner: Owner | None = None
-    """Of the token, where the call needs one."""
+    """Of the token, where the call needs one; of reading, if it is a client."""
 
     @property
     def crowd(self) -> str | None:
@@ -152,13 +152,17 @@ class Gate:
         return find_secret(authorization)
 
     async def _find_owner(self, call: Call, authorization: str | None) -> Owner | None:
-        """Whose token it is, where the call needs one."""
+        """Whose token it is, where the call needs one; of reading, if it is a client's, whose rate counts."""
         if call is Call.REGISTRATION:
             await self._guard.require_join_code(read_bearer(authorization))
             return None
-        if not call.needs_token:
+        if call.needs_token:
+            return await self._guard.identify(read_bearer(authorization))
+        try:
+            owner = await self._guard.identify(read_bearer(authorization))
+        except Problem:  # said by the call itself, if it asks for a token
             return None
-        return await self._guard.identify(read_bearer(authorization))
+        return owner if isinstance(owner, KnownClient) else None
 
     def _take_tokens(self, visitor: Visitor) -> None:
         if visitor.call is Call.REGISTRATION:

@@ -381,6 +381,17 @@ def test_heartbeats_changes_and_requests_have_rates(start: Callable[..., Live]) 
     assert at.site("another").until("enrol")  # nobody else is meant
 
 
+def test_what_a_client_reads_counts_as_its_requests(start: Callable[..., Live]) -> None:
+    at = start(requests_per_minute=5)
+    site, other = at.site("site"), at.site("other")
+    assert [site.http.get("/runs").status_code for _ in range(5)] == [200] * 5
+    assert refused(site.http.get("/runs"), 429, "requests_per_minute")
+    assert refused(site.http.get("/events"), 429, "requests_per_minute")
+    assert other.http.get("/runs").status_code == 200
+    for _ in range(7):  # people are many behind one token, or behind none
+        assert at.http().get("/runs").status_code == at.admin.get("/runs").status_code == 200
+
+
 def test_a_client_whose_uploads_are_refused_waits(start: Callable[..., Live]) -> None:
     at = start(refused_uploads_per_minute=2)
     site, honest = invited(at, 2)
