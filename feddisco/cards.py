@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from feddisco.model_choice import Choice, choose_model
-from feddisco.models import describe_model, load_allowed_task
-from shared.problems import InvalidConfiguration
+from feddisco.models import Description, describe_model
 from shared.schedules import CONSTANT
 from shared.schemas import EnrolmentStatus, Role, RoundView, RunView
 from shared.texts import escape_controls, format_count
@@ -44,18 +43,14 @@ def fetch_card(
     """The card of the model that :func:`feddisco.models.fetch_model` with the same arguments would give."""
     view, rounds = client.run(run), client.rounds(run)
     choice = choose_model(view, rounds, round, metric)
-    try:
-        task = load_allowed_task(view.config.task, view.config.task_options, view.classes, allow)
-    except InvalidConfiguration:
-        task = None
-    return write_card(view, rounds, choice, task)
+    return write_card(view, rounds, choice, describe_model(view, choice, allow))
 
 
-def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, task: Task | None) -> str:
-    """Everything in it is from the coordinator's rows; ``task`` adds the preprocessing."""
-    facts = describe_model(view, choice, task)
+def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, described: Description) -> str:
+    """Everything in it is from the coordinator's rows; the task adds the preprocessing, if it is at hand."""
+    facts = described.facts
     parts = [
-        _front(facts, task),
+        _front(facts, described.task),
         f"# {write_text(view.run)}\n",
         _summary(view, facts, choice),
         _use(view),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shared.tasks.base import Task
 
 __all__ = [
+    "Description",
     "check_allowed",
     "describe_model",
     "fetch_model",
@@ -66,22 +68,50 @@ def fetch_model(
 
 def _write_with_facts(view: RunView, choice: Choice, tensors: Path, out: Path, allow: Sequence[str]) -> str:
     """Returns what to say besides."""
-    try:
-        task = load_allowed_task(view.config.task, view.config.task_options, view.classes, allow)
-        check_allowed("model", view.config.model, allow)
-        facts, note = describe_model(view, choice, task), ""
-    except InvalidConfiguration as reason:
-        facts, note = describe_model(view, choice), f".\nWithout preprocessing: {reason}"
-    write_model(out, read_tensors(tensors), facts)
-    return note
+    described = describe_model(view, choice, allow)
+    write_model(out, read_tensors(tensors), described.facts)
+    return f".\n{described.lacking}" if described.lacking else ""
 
 
-def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> ModelFacts:
-    """What the file will say of itself; what only the task knows is left out where it is None."""
+@dataclass(frozen=True)
+class Description:
+    """What a model is of. ``task`` is None where it is not at hand; ``lacking`` says what that leaves out."""
+
+    facts: ModelFacts
+    task: Task | None
+    lacking: str = ""
+
+
+def describe_model(view: RunView, choice: Choice, allow: Sequence[str]) -> Description:
+    """What a file or a card says of the model. Code that the coordinator names runs only if it is allowed.
+
+    What its task and its model alone know is left out where they are not allowed, or not installed.
+    """
     from shared.wire.tensors import tied_names
 
+    config, facts = view.config, _describe_run(view, choice)
+    try:
+        task = load_allowed_task(config.task, config.task_options, view.classes, allow)
+    except InvalidConfiguration as reason:
+        return Description(facts, None, f"Without preprocessing: {reason}")
+    known = {
+        "model": config.model or getattr(task, "default_model", None),
+        "input_shape": tuple(task.input_shape),
+        "preprocessing": task.describe_inputs(),
+    }
+    try:
+        check_allowed("model", config.model, allow)
+        tied = tied_names(task.build_model(config.model, config.seed))
+    except InvalidConfiguration as reason:
+        lacking = f"Without the names of tied tensors, if it has any: {reason}"
+        return Description(facts.model_copy(update=known), task, lacking)
+    return Description(facts.model_copy(update={**known, "tied": tied}), task)
+
+
+def _describe_run(view: RunView, choice: Choice) -> ModelFacts:
+    """What the coordinator's rows say of the model."""
     config = view.config
-    facts = ModelFacts(
+    return ModelFacts(
         run=view.run,
         round=choice.number,
         rounds=view.rounds,
@@ -97,16 +127,6 @@ def describe_model(view: RunView, choice: Choice, task: Task | None = None) -> M
         model_digest=choice.digest,
         data_licence=config.data_licence,
         made_with=find_versions("torch"),
-    )
-    if task is None:
-        return facts
-    return facts.model_copy(
-        update={
-            "model": config.model or getattr(task, "default_model", None),
-            "input_shape": tuple(task.input_shape),
-            "preprocessing": task.describe_inputs(),
-            "tied": tied_names(task.build_model(config.model, config.seed)),
-        }
     )
 
 

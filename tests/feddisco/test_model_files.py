@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,47 @@ def test_code_that_a_file_names_is_not_imported_unasked(trained: Live, tmp_path:
     assert isinstance(load(out, allow=["tests.helpers.*"]).task, Slow)
     console(trained, "run", "model", "own", out, "--allow", "tests.helpers.*")
     assert read_facts(out).preprocessing["range"] == [0, 16]
+
+
+@pytest.fixture
+def foreign(trained: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The run ``foreign``: its model is code that only its operator knows. Gives the module's name."""
+    (tmp_path / "foreign_nets.py").write_text(
+        "from torch import nn\n\n\ndef make(outputs, shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = tmp_path / "foreign.yaml"
+    given.write_text("name: foreign\ntask: digits\nrounds: 1\nmodel: foreign_nets:make\n")
+    console(trained, "run", "create", given, "--if-absent")
+    sys.modules.pop("foreign_nets", None)
+    yield "foreign_nets"
+    sys.modules.pop("foreign_nets", None)
+
+
+@pytest.mark.parametrize("command", ["model", "card"])
+def test_a_model_of_ones_own_is_imported_where_it_is_allowed(
+    trained: Live, tmp_path: Path, foreign: str, command: str
+) -> None:
+    out = tmp_path / "made"
+    asked = ["run", command, "foreign", *([out] if command == "model" else ["--out", out]), "--round", "0"]
+    said = console(trained, *asked).output
+    assert foreign not in sys.modules
+    assert ("--allow foreign_nets:make" in said) == (command == "model")
+    if command == "model":
+        assert read_facts(out).preprocessing["range"] == [0, 16], "the task is built in"
+    else:
+        assert "| range | \\[0, 16\\] |" in out.read_text()
+    assert "tied" not in console(trained, *asked, "--allow", "foreign_nets:*").output
+    assert foreign in sys.modules
+
+
+def test_a_card_is_written_where_the_model_is_not_installed(
+    trained: Live, tmp_path: Path, foreign: str
+) -> None:
+    (tmp_path / "foreign_nets.py").unlink()
+    card = console(trained, "run", "card", "foreign", "--round", "0", "--allow", "foreign_nets:*").output
+    assert "| model | foreign\\_nets:make |" in card
 
 
 def test_a_model_that_was_taken_home_starts_another_run(trained: Live, tmp_path: Path) -> None:
