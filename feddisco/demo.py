@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ import httpx
 from feddisco.admin import AdminClient, load_config, make_run_request
 from feddisco.console import find_newest, follow, print_accuracy, print_ledger, print_steps, print_sums, say
 from feddisco.record import write_record
+from feddisco.settings import PREFIX
 from shared.config import RunConfig
 from shared.interruptions import repeat_ignored
 from shared.problems import InvalidConfiguration
@@ -33,6 +34,7 @@ from shared.texts import format_count
 __all__ = ["Process", "Processes", "raise_on_signals", "run_demo"]
 
 HOST = "127.0.0.1"
+DATA = f"{PREFIX}DATA"
 CAN_FORK = sys.platform == "linux"
 """Elsewhere libraries of the system that PyTorch loads do not bear a fork."""
 
@@ -56,11 +58,15 @@ class Process(Protocol):
 
 @dataclass
 class Processes:
-    """Child processes with a log file each; all of them end with this object."""
+    """Child processes with a log file each; all of them end with this object.
+
+    Their variables are ``environment`` over what is ``inherited``.
+    """
 
     folder: Path
     environment: dict[str, str]
     running: dict[str, Process] = field(default_factory=dict)
+    inherited: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def start(self, name: str, *arguments: str) -> Process:
         """Start ``feddisco ARGUMENTS``; its output goes to ``NAME.log`` in the folder."""
@@ -74,7 +80,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | self.environment,
+                env={**self.inherited, **self.environment},
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends them in order
             )
         self.running[name] = process
@@ -84,7 +90,8 @@ class Processes:
         """The same as :meth:`start`, by a fork of this process (:mod:`feddisco.forked`)."""
         from feddisco.forked import ForkedProcess
 
-        self.running[name] = ForkedProcess(arguments, self.environment, self.folder / f"{name}.log")
+        environment = {**self.inherited, **self.environment}
+        self.running[name] = ForkedProcess(arguments, environment, self.folder / f"{name}.log")
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a process's log."""
@@ -138,7 +145,8 @@ def run_demo(
     with ExitStack() as stack:
         stack.enter_context(raise_on_signals())
         folder = _make_folder(stack, keep)
-        processes = Processes(folder, _make_environment(folder, database_url))
+        environment = _make_environment(folder, database_url)
+        processes = Processes(folder, environment, inherited=_find_inherited())
         stack.callback(processes.stop)
         try:
             with raise_on_signals():  # here, too: what it makes of a library's fault is said like any other
@@ -258,6 +266,22 @@ def _make_environment(folder: Path, database_url: str | None) -> dict[str, str]:
     return environment
 
 
+def _find_inherited() -> dict[str, str]:
+    """The shell's variables without its FEDDISCO_*, which are of a federation of its own.
+
+    With its database the demo would write there, and with its join code or role no worker would come. Where
+    data sets lie is the same. No proxy leads to this machine.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith(PREFIX) or name.upper() == DATA
+    }
+    for name in ("no_proxy", "NO_PROXY"):
+        kept[name] = ",".join(filter(None, (kept.get(name), HOST, "localhost")))
+    return kept
+
+
 def _choose_port(port: int) -> int:
     """The port itself if it can be listened on; for 0 a free one."""
     with socket.socket() as probe:
@@ -322,7 +346,7 @@ def _wait_until_ready(processes: Processes, url: str, seconds: float = 45.0) -> 
         if processes.running["coordinator"].poll() is not None:
             break
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/readyz", timeout=2.0).is_success:
+            if httpx.get(f"{url}/readyz", timeout=2.0, trust_env=False).is_success:
                 return
         time.sleep(0.05)
     raise InvalidConfiguration(

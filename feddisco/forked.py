@@ -46,7 +46,10 @@ def import_worker() -> None:
 
 
 class ForkedProcess(ForkProcess):
-    """``feddisco ARGUMENTS``, started when it is made, with what :class:`subprocess.Popen` offers."""
+    """``feddisco ARGUMENTS``, started when it is made, with what :class:`subprocess.Popen` offers.
+
+    ``environment`` has all of its variables, as there.
+    """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(name=" ".join(("feddisco", *arguments)))
@@ -62,8 +65,8 @@ class ForkedProcess(ForkProcess):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         _redirect(self._log)
-        for name, value in self._environment.items():
-            os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(self._environment)
         tempfile.tempdir = None  # looked up before, in another environment
         sys.argv = ["feddisco", *self._arguments]
         runpy.run_module("feddisco", run_name="__main__", alter_sys=True)

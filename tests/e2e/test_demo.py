@@ -16,8 +16,8 @@ from tests.helpers.marked_process import MarkedProcess, running_module
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
 
 
-def demo(folder: Path, *arguments: str) -> AbstractContextManager[MarkedProcess]:
-    return running_module("feddisco", "demo", *arguments, environment={"TMPDIR": str(folder)})
+def demo(folder: Path, *arguments: str, **variables: str) -> AbstractContextManager[MarkedProcess]:
+    return running_module("feddisco", "demo", *arguments, environment={"TMPDIR": str(folder), **variables})
 
 
 def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -33,6 +33,27 @@ def test_the_demo_trains_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert lines.count("0.2424") == 1, "(1/6 + 0.1) / 1.1, p_k of the client that sees all ten"
     assert re.search(r"│ all +│ +\d+\.\d\d % │", lines)
     assert re.search(r"Final model sha256 [0-9a-f]{64}", lines)
+
+
+def test_the_demo_heeds_neither_proxy_nor_settings_of_the_shell(tmp_path: Path) -> None:
+    """They are those of a federation that somebody runs beside it, whose database it must not touch."""
+    other = tmp_path / "other.sqlite"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    variables = {
+        **dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:9"),
+        "FEDDISCO_DATABASE_URL": f"sqlite:///{other}",
+        "FEDDISCO_JOIN": "no join code",
+        "FEDDISCO_ROLE": "evaluator",
+        "FEDDISCO_SELF_SIGNED": "true",
+        "FEDDISCO_STATE": str(tmp_path / "state"),
+        "FEDDISCO_URL": "https://elsewhere.example",
+        "feddisco_index": "7",
+    }
+    with demo(temporary, "--port", "0", "--rounds", "1", **variables) as started:
+        assert started.wait() == 0, started.output
+    assert "round   1/1" in started.output
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from feddisco.forked import ForkedProcess
 folder, port = Path(sys.argv[1]), sys.argv[2]
 
 def start(name, *arguments, **environment):
-    return ForkedProcess(arguments, environment, folder / f"{name}.log")
+    return ForkedProcess(arguments, os.environ | environment, folder / f"{name}.log")
 
 def begin(name):
     process = start(name, "worker", "--name", name, FEDDISCO_STATE=str(folder / name),
