@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from feddisco.beside import place_beside
 from feddisco.loaded import load
 from feddisco.models import fetch_model
 from shared.data.tokens import VOCABULARY
@@ -102,11 +103,11 @@ def export_model(loaded: LoadedModel, out: Path, format: Literal["torchscript", 
 
 def write_labels(loaded: LoadedModel, out: Path) -> list[Path]:
     """Beside ``out``: the classes, one a line, if it has such; and what the model is of, as JSON."""
-    facts = out.with_suffix(".json")
+    facts = place_beside(out, ".json", SUFFIXES.values())
     replace_file(facts, (loaded.facts.model_dump_json(indent=1, exclude_defaults=True) + "\n").encode())
     if loaded.task.outputs != len(loaded.classes):
         return [facts]
-    labels = out.with_suffix(".labels.txt")
+    labels = place_beside(out, ".labels.txt", SUFFIXES.values())
     replace_file(labels, "".join(" ".join(name.split()) + "\n" for name in loaded.classes).encode())
     return [labels, facts]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feddisco.admin import check_config, load_config
+from feddisco.beside import place_beside
 from feddisco.loaded import LoadedModel, load
 from feddisco.result_tables import import_pandas, scores_of
 from shared.config import RunConfig
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from simulation.kernels import KernelsName
 
 __all__ = ["Result", "simulate"]
+
+RESULTS = (".jsonl", ".json")
+"""What a result file's name may end with, and its model's does not."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,11 @@ def simulate(
 ) -> Result:
     """Run a configuration (a file, a mapping, or ``demo``) without a coordinator.
 
-    ``data`` is where its data lie. ``out`` is the result file, beside which the model is put; an unfinished
-    one is gone on with, also with more rounds than it was begun with; an ended one if it was run with
-    ``keep_checkpoint``. Without it, both are temporary, and go with the result. The models are those of a
-    deployment, bit for bit, if PyTorch has one thread, as a worker on one core has.
+    ``data`` is where its data lie. ``out`` is the result file, beside which the model is put: under its name,
+    with ``.safetensors`` for ``.jsonl`` or after any other ending. An unfinished one is gone on with, also
+    with more rounds than it was begun with; an ended one if it was run with ``keep_checkpoint``. Without it,
+    both are temporary, and go with the result. The models are those of a deployment, bit for bit, if PyTorch
+    has one thread, as a worker on one core has.
 
     Raises:
         InvalidConfiguration: names each field and the value received, or says why the run cannot start.
@@ -129,7 +134,7 @@ def simulate(
     folder = tempfile.mkdtemp(prefix="feddisco-") if out is None else None
     path = Path(folder) / "run.jsonl" if folder is not None else Path(str(out))
     path.parent.mkdir(parents=True, exist_ok=True)
-    model_path, tensors = path.with_suffix(".safetensors"), path.with_suffix(".tensors")
+    model_path, tensors = (place_beside(path, end, RESULTS) for end in (".safetensors", ".tensors"))
     run_simulation(
         given,
         source=None if data is None else Path(data),

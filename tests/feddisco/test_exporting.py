@@ -72,8 +72,8 @@ def test_raw_inputs_of_any_number_give_what_the_model_says(
             wanted = loaded.task.predict(loaded.model(loaded.task.prepare(inputs, None)))
             found = run(inputs)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert json.loads((tmp_path / "model.json").read_text())["task"] == loaded.facts.task
-    labels = tmp_path / "model.labels.txt"
+    assert json.loads((tmp_path / "model.bin.json").read_text())["task"] == loaded.facts.task
+    labels = tmp_path / "model.bin.labels.txt"
     assert labels.exists() == (name != "regression")
     assert not labels.exists() or labels.read_text().splitlines() == list(loaded.classes)
 

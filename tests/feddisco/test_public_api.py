@@ -12,6 +12,8 @@ import nbformat
 import pytest
 
 import feddisco
+from feddisco.beside import place_beside
+from feddisco.exporting import SUFFIXES
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
 from shared.schemas import JoinTokenRequest, RunRequest
@@ -97,6 +99,32 @@ def test_a_notebook_shows_it_escaped(tmp_path: Path) -> None:
 def test_a_wrong_configuration_is_said_in_a_sentence() -> None:
     with pytest.raises(InvalidConfiguration, match=r"rounds: .* \(received 0\)"):
         feddisco.simulate(SMALL | {"rounds": 0})
+
+
+def test_results_whose_names_have_dots_share_no_model(tmp_path: Path) -> None:
+    one_round = SMALL | {"rounds": 1}
+    slow, fast, odd = (
+        feddisco.simulate(one_round | {"seed": seed}, out=tmp_path / name)
+        for seed, name in enumerate(("lr0.1", "lr0.5", "x.safetensors"))
+    )
+    for result in (slow, fast, odd):
+        assert result.model.facts.model_digest == result.digest
+    assert slow.digest != fast.digest
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"lr0.1.safetensors", "lr0.5.safetensors", "x.safetensors.safetensors"} <= names
+
+
+@pytest.mark.parametrize(
+    ("out", "beside"),
+    [
+        ("skin.onnx", "skin.json"),
+        ("skin-v1.2", "skin-v1.2.json"),
+        ("model.json", "model.json.json"),
+        ("folder.d/skin.pt", "folder.d/skin.json"),
+    ],
+)
+def test_a_file_beside_another_never_replaces_it(out: str, beside: str) -> None:
+    assert place_beside(Path(out), ".json", SUFFIXES.values()) == Path(beside)
 
 
 def test_the_client_speaks_to_a_coordinator(migrated_sqlite: Path, tmp_path: Path) -> None:
