@@ -32,6 +32,10 @@ def _say(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def plot(paths: Sequence[Path], out: Path, measure: str = "accuracy") -> list[str]:
     """Draw a score by round into an SVG, PNG or PDF file; returns the names of the curves.
 
@@ -41,13 +45,13 @@ def plot(paths: Sequence[Path], out: Path, measure: str = "accuracy") -> list[st
     if out.suffix not in FORMATS:
         raise InvalidConfiguration(f"{out}: a plot is written as {', '.join(FORMATS)}.")
     table = tabulate_rounds(paths)
-    scores = {name for row in table.rows for name in row if isinstance(row[name], float)} - {"seconds"}
-    settings = list(table.columns[2 : table.columns.index("round")]) if table.rows else []
-    series = find_series(table.rows, measure, settings)
-    if not series:
-        raise InvalidConfiguration(
-            f"No round has the score {measure!r}.", hint=f"There are: {', '.join(sorted(scores)) or 'none'}."
-        )
+    first = table.columns.index("round") if table.rows else 0
+    results = set(table.columns[first + 1 :])
+    scores = {name for row in table.rows for name in results if _is_number(row.get(name))}
+    if measure not in scores:
+        known = ", ".join(sorted(scores - {"seconds"})) or "none"
+        raise InvalidConfiguration(f"No round has the score {measure!r}.", hint=f"There are: {known}.")
+    series = find_series(table.rows, measure, table.columns[2:first])
     _draw(series, out, measure)
     return list(series)
 

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+ROUND = ("round", "accuracy", "loss", "seconds", "model")
+OWN = frozenset({"run", "seed", *ROUND})
+"""Columns that no measure of a task's own takes the place of."""
 
 
 @dataclass(frozen=True)
@@ -105,37 +108,43 @@ def _differing(files: Sequence[ResultFile]) -> list[str]:
     ]
 
 
-def _head(file: ResultFile, differing: Sequence[str]) -> Row:
-    return {"run": file.run, "seed": file.seed} | {name: file.flat.get(name) for name in differing}
+def _tabulate(files: Sequence[ResultFile], results: Sequence[tuple[ResultFile, Row]]) -> Table:
+    """Each result beside the settings of its run. A setting of a result's name is ``config.NAME``."""
+    taken = {"run", "seed"}.union(*(row for _, row in results))
+    columns = {name: f"config.{name}" if name in taken else name for name in _differing(files)}
+    rows = [
+        {"run": file.run, "seed": file.seed}
+        | {column: file.flat.get(name) for name, column in columns.items()}
+        | row
+        for file, row in results
+    ]
+    return Table(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows))
 
 
 def tabulate_rounds(paths: Sequence[Path]) -> Table:
     """A row for each round of each run: settings that differ, scores, seconds, the model's digest."""
     files = [read_results(path) for path in paths]
-    differing = _differing(files)
-    rows = [_head(file, differing) | scores_of(line) for file in files for line in file.rounds]
-    return Table(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows))
+    return _tabulate(files, [(file, scores_of(line)) for file in files for line in file.rounds])
 
 
 def scores_of(line: Row) -> Row:
     """A round's line as a row: scores, by category and of shadows too, seconds, the model's digest."""
-    plain = {name: line[name] for name in ("round", "accuracy", "loss", "seconds", "model")}
+    plain = {name: line[name] for name in ROUND}
     categories = {f"accuracy: {name}": value for name, value in line["per_category"].items()}
     shadows = {
         f"shadow {name}: {score}": made[score]
         for name, made in line.get("shadows", {}).items()
         for score in ("accuracy", "loss")
     }
-    row: Row = plain | line["measures"] | categories | shadows
+    measures = {f"measure {name}" if name in OWN else name: v for name, v in line["measures"].items()}
+    row: Row = plain | measures | categories | shadows
     return row
 
 
 def tabulate_runs(paths: Sequence[Path]) -> Table:
     """A row for each run: settings that differ, rounds, last and best accuracy, last loss, seconds."""
     files = [read_results(path) for path in paths]
-    differing = _differing(files)
-    rows = [_head(file, differing) | _summary(file.rounds) for file in files]
-    return Table(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows))
+    return _tabulate(files, [(file, _summary(file.rounds)) for file in files])
 
 
 def _summary(rounds: Sequence[Row]) -> Row:

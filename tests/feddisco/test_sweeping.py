@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import feddisco
 from feddisco.main import app
-from feddisco.plotting import find_series
-from feddisco.result_tables import list_files, read_results, tabulate_rounds
+from feddisco.plotting import find_series, plot
+from feddisco.result_tables import list_files, read_results, scores_of, tabulate_rounds, tabulate_runs
 from feddisco.sweeping import read_choice, vary
 from shared.config import RunConfig
 from shared.problems import InvalidConfiguration
@@ -123,6 +123,30 @@ def test_a_table_has_every_round_with_what_differs(swept: Path, tmp_path: Path) 
     assert call("table", swept, "--by", "run", "--out", tmp_path / "runs.csv").exit_code == 0
     assert call("table", swept, "--by", "run").output == (tmp_path / "runs.csv").read_text()
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
+
+
+def test_a_setting_that_is_called_like_a_result_has_a_column_of_its_own(tmp_path: Path) -> None:
+    found = feddisco.sweep(SMALL, {"model": ["mlp", "resnet18-gn"], "rounds": [1, 2]}, out=tmp_path)
+    rounds = tabulate_rounds(found.paths)
+    assert {row["config.model"] for row in rounds.rows} == {"resnet18-gn", "mlp"}
+    assert {len(row["model"]) for row in rounds.rows} == {64}, "the digest"
+    runs = tabulate_runs(found.paths)
+    assert [(row["config.rounds"], row["rounds"]) for row in runs.rows] == [(1, 1), (2, 2)] * 2
+    assert [row["model"] for row in runs.rows] == ["mlp", "mlp", "resnet18-gn", "resnet18-gn"]
+    names = plot(found.paths, tmp_path / "curves.svg")
+    assert names == [f"model {model}, rounds {n}" for model in ("mlp", "resnet18-gn") for n in (1, 2)]
+
+
+@pytest.mark.parametrize("measure", ["run", "model", "round", "seed", "weighting.a"])
+def test_what_is_no_number_of_a_round_is_not_drawn(swept: Path, tmp_path: Path, measure: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"No round has the score '{measure}'"):
+        plot(list_files([swept]), tmp_path / "plot.svg", measure)
+
+
+def test_a_measure_of_a_tasks_own_takes_no_column_from_a_round() -> None:
+    line = {"round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 2.0, "model": "a" * 64}
+    row = scores_of(line | {"measures": {"model": 3.0, "auroc": 0.7}, "per_category": {}})
+    assert row == line | {"measure model": 3.0, "auroc": 0.7}
 
 
 def test_a_table_as_parquet(swept: Path, tmp_path: Path) -> None:
