@@ -1,6 +1,8 @@
 """A model card: what a run's model is, how it was made and what it scored, in Markdown.
 
-Written to be given away, it names no client and none of their discrepancies (see docs/privacy.md).
+Written to be given away, it names no client and repeats no words of a site or an operator. Of a run that
+weighs by discrepancy, a client's examples and weight tell its discrepancy to who knows a and b: see
+docs/model.md.
 """
 
 from __future__ import annotations
@@ -213,7 +215,7 @@ def _explain_weights(config: RunConfig, made: RoundView) -> str:
 def _ledger(rows: Iterable[Any]) -> Iterator[tuple[object, ...]]:
     for row in rows:
         weights = ["" if value is None else f"{value:.4f}" for value in (row.weight, row.size_weight)]
-        why = row.reason or ("in" if row.included else row.status.value)
+        why = "in" if row.included else row.status.value  # a reason is in somebody's words, with names
         yield row.index + 1, row.examples, *weights, why
 
 

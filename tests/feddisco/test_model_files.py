@@ -18,10 +18,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from feddisco.admin import AdminClient
-from feddisco.cards import write_text
+from feddisco.cards import write_card, write_text
 from feddisco.loaded import LoadedModel, load
 from feddisco.main import app
 from feddisco.model_choice import choose_model
+from feddisco.models import describe_model
 from shared import wire
 from shared.model_files import LARGEST_BYTES, ModelFacts, read_facts, read_tensors, write_model
 from shared.problems import InvalidConfiguration, Problem
@@ -389,6 +390,22 @@ def test_a_card_tells_what_the_rows_say_and_names_no_client(trained: Live, tmp_p
     assert not [one["client"] for one in view["enrolments"] if one["client"] in card]
     console(trained, "run", "card", "demo", "--out", tmp_path / "card.md", "--round", "1")
     assert "This is round 1 of 3" in (tmp_path / "card.md").read_text()
+
+
+def test_a_card_repeats_no_reason_in_somebodys_words(trained: Live) -> None:
+    with AdminClient(trained.url, token=ADMIN) as client:
+        view, rounds = client.run("demo"), client.rounds("demo")
+    said = {"included": False, "status": "failed", "reason": "site-0: /data/mueller.png is broken"}
+    told = [
+        one.model_copy(
+            update={"ledger": [type(row).model_validate(row.model_dump() | said) for row in one.ledger]}
+        )
+        for one in rounds
+    ]
+    choice = choose_model(view, told)
+    card = write_card(view, told, choice, describe_model(view, choice, ()))
+    assert "mueller" not in card
+    assert card.count("| failed |") == 2
 
 
 @pytest.mark.parametrize(
