@@ -6,10 +6,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from feddisco.verify import open_store
 from server.blobs import BlobStore, open_blobs
 from server.database.aggregations import AggregationInput, Update
 from server.database.join_tokens import ERASED
-from server.database.session import make_engine
 from server.database.store import Store
 from server.runs.aggregation import close_stored
 from server.settings import Settings
@@ -24,14 +24,10 @@ def replay_round(settings: Settings, run: str, number: int) -> tuple[bool, str]:
 
     Reads the coordinator's database and blobs, writes to neither. Raises NotFound for an unknown run or
     round and for updates that are no longer kept, IllegalTransition if the round is not completed,
-    StorageUnavailable if a stored file is damaged.
+    StorageUnavailable if there is no such database or a stored file is damaged.
     """
-    engine = make_engine(settings.database)
-    try:
-        store = Store(engine)
-        return _replay(store, open_blobs(settings, store), run, number)
-    finally:
-        engine.dispose()
+    with open_store(settings) as store:
+        return _replay(store, open_blobs(settings, store, create=False), run, number)
 
 
 def _replay(store: Store, blobs: BlobStore, run: str, number: int) -> tuple[bool, str]:

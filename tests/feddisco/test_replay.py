@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from feddisco.replay import replay_round
-from shared.problems import NotFound
+from server.settings import Settings
+from shared.problems import NotFound, StorageUnavailable
 from tests.helpers.live_coordinator import Live, enrolled, file_of, live
 
 
@@ -35,3 +36,9 @@ def test_rounds_whose_updates_are_no_longer_kept_say_so(database_url: str, tmp_p
         with pytest.raises(NotFound, match="update of site-0 in round 1 of demo is no longer kept") as caught:
             replay_round(settings, "demo", 1)
         assert "keep_updates of this run is 1" in caught.value.hint
+
+
+def test_where_no_coordinator_was_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StorageUnavailable, match="there is no database"):
+        replay_round(Settings(data_folder=tmp_path), "demo", 1)
+    assert list(tmp_path.iterdir()) == []
