@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,7 +131,8 @@ class AdminClient(CoordinatorClient):
         return self._json(RunView, "POST", "/runs", body=request, timeout=timeout, longest=LONG_BYTES)
 
     def control(self, run: str, action: str, reason: str = "") -> RunView:
-        request = ControlRequest(reason=reason)
+        with _requests_in_words(f"{run} cannot be told to {action}"):
+            request = ControlRequest(reason=reason)
         return self._json(RunView, "POST", f"/runs/{run}/{action}", body=request, longest=LONG_BYTES)
 
     def change(self, run: str, changes: RunChanges) -> RunView:
@@ -139,7 +141,8 @@ class AdminClient(CoordinatorClient):
 
     def rewind(self, run: str, round: int, reason: str) -> RunView:
         """Go back to the model of an earlier round; 0 is the initial one."""
-        body = RewindRequest(round=round, reason=reason)
+        with _requests_in_words(f"{run} cannot go back"):
+            body = RewindRequest(round=round, reason=reason)
         timeout = httpx.Timeout(10.0, read=180.0)  # it may have to import PyTorch first
         return self._json(RunView, "POST", f"/runs/{run}/rewind", body=body, timeout=timeout)
 
@@ -167,12 +170,14 @@ class AdminClient(CoordinatorClient):
 
     def approve(self, run: str, client: str, examples: int) -> None:
         """Let a client in whose size waits for approval; ``examples`` is the size that was looked at."""
-        self._call(
-            "POST", f"/runs/{run}/enrolments/{client}/approve", body=ApprovalRequest(examples=examples)
-        )
+        with _requests_in_words(f"{client} cannot be approved"):
+            body = ApprovalRequest(examples=examples)
+        self._call("POST", f"/runs/{run}/enrolments/{client}/approve", body=body)
 
     def refuse(self, run: str, client: str, reason: str) -> None:
-        self._call("POST", f"/runs/{run}/enrolments/{client}/refuse", body=ControlRequest(reason=reason))
+        with _requests_in_words(f"{client} cannot be refused"):
+            body = ControlRequest(reason=reason)
+        self._call("POST", f"/runs/{run}/enrolments/{client}/refuse", body=body)
 
     def invite(self, request: JoinTokenRequest) -> JoinToken:
         return self._json(JoinToken, "POST", "/join-tokens", body=request)
@@ -181,9 +186,9 @@ class AdminClient(CoordinatorClient):
         return answers.parse(_CLIENTS, self._call("GET", "/clients", longest=LONG_BYTES), "a list of clients")
 
     def pin_identity(self, client: str, fingerprint: str) -> None:
-        self._tell_coordinator(
-            "PUT", f"/clients/{client}/identity", body=IdentityPin(fingerprint=fingerprint)
-        )
+        with _requests_in_words(f"{client} cannot be pinned"):
+            body = IdentityPin(fingerprint=fingerprint)
+        self._tell_coordinator("PUT", f"/clients/{client}/identity", body=body)
 
     def revoke(self, client: str) -> None:
         self._tell_coordinator("DELETE", f"/clients/{client}")
@@ -334,6 +339,15 @@ def connect_as_site(settings: WorkerSettings) -> Iterator[AdminClient]:
 
 
 @contextmanager
+def _requests_in_words(said: str) -> Iterator[None]:
+    """What is wrong with a request that is made in the block, as :class:`InvalidConfiguration`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidConfiguration(f"{said}: {describe_faults(error)}.") from None
+
+
+@contextmanager
 def _faults_in_words(url: str, hint: str = "") -> Iterator[None]:
     try:
         yield
@@ -456,19 +470,17 @@ def make_changes(
             "say what is to change.",
             hint="--rounds, --quorum, --deadline, --waiting-deadline, --keep-updates or --tags.",
         )
-    try:
+    with _requests_in_words("The run cannot be changed like that"):
         return RunChanges.model_validate(chosen)
-    except ValidationError as error:
-        raise InvalidConfiguration(
-            f"The run cannot be changed like that: {describe_faults(error)}."
-        ) from None
 
 
 def make_invitation(
     *, uses: int, days: float, role: Role | None, group: str | None, name: str | None
 ) -> JoinTokenRequest:
     """``uses`` 0: any number of clients; ``days`` 0: valid until it is revoked."""
-    try:
+    if not math.isfinite(days * 86400):
+        raise InvalidConfiguration(f"--days: {days} is no number of days.", hint="0 is valid until revoked.")
+    with _requests_in_words("The join code cannot be made"):
         return JoinTokenRequest(
             uses=uses or None,
             valid_seconds=max(1, round(days * 86400)) if days else None,
@@ -476,16 +488,12 @@ def make_invitation(
             group=group,
             name=name,
         )
-    except ValidationError as error:
-        raise InvalidConfiguration(f"The join code cannot be made: {describe_faults(error)}.") from None
 
 
 def make_user_request(name: str, role: UserRole, runs: Sequence[str]) -> UserRequest:
     """``runs``: the only ones that the token is for; none: all."""
-    try:
+    with _requests_in_words("The token cannot be made"):
         return UserRequest(name=name, role=role, runs=tuple(runs) or None)
-    except ValidationError as error:
-        raise InvalidConfiguration(f"The token cannot be made: {describe_faults(error)}.") from None
 
 
 def list_waiting(client: AdminClient, run: str) -> list[EnrolmentView]:

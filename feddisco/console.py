@@ -51,7 +51,7 @@ __all__ = [
     "say",
 ]
 
-_console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+_console = Console(highlight=False, width=None if sys.stdout is not None and sys.stdout.isatty() else 120)
 
 
 def say(text: str, style: str = "") -> None:

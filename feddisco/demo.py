@@ -288,9 +288,10 @@ def _choose_port(port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
             raise InvalidConfiguration(
-                f"Port {port} on {HOST} cannot be used: {error.strerror}.",
+                f"Port {port} on {HOST} cannot be used: {why}.",
                 hint="Use another: make demo PORT=8001, or feddisco demo --port 0 for any free one.",
             ) from None
         return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from feddisco.beside import place_beside
 from feddisco.loaded import load
-from feddisco.models import fetch_model
+from feddisco.models import check_is_file, fetch_model
 from shared.data.tokens import VOCABULARY
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
@@ -53,6 +53,7 @@ def fetch_export(
     Raises:
         InvalidConfiguration: there is no such model, or it cannot be written like that.
     """
+    check_is_file(out)
     with tempfile.TemporaryDirectory(prefix="feddisco-export-") as folder:
         file = out if format == "safetensors" else Path(folder) / "model.safetensors"
         said = fetch_model(client, run, file, round=round, metric=metric, allow=allow)

@@ -11,16 +11,24 @@ from shared.join_codes import JoinCode, write_join_code
 from shared.problems import InvalidConfiguration
 from shared.schemas import JoinToken
 
-__all__ = ["describe_invitation", "find_newest_task", "make_join_code"]
+__all__ = ["check_given", "describe_invitation", "find_newest_task", "make_join_code"]
 
 
 def make_join_code(token: JoinToken, address: str) -> JoinCode:
     """Raises :class:`InvalidConfiguration` if the address is none."""
+    url = check_given(address)
+    return JoinCode(token.token, url, token.fingerprint if url.startswith("https:") else None)
+
+
+def check_given(address: str) -> str:
+    """The address as it goes into a join code. Raises :class:`InvalidConfiguration` if it is none.
+
+    To be asked before the join token is made: one that is shown to nobody would stay valid.
+    """
     try:
-        url = check_address(address)
+        return check_address(address)
     except ValueError as error:
         raise InvalidConfiguration(f"--address: {error}.") from None
-    return JoinCode(token.token, url, token.fingerprint if url.startswith("https:") else None)
 
 
 def find_newest_task(client: AdminClient) -> str | None:

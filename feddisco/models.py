@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Description",
     "check_allowed",
+    "check_is_file",
     "describe_model",
     "fetch_model",
     "load_allowed_task",
@@ -51,6 +52,7 @@ def fetch_model(
     """
     from shared.wire import largest_bytes, model_layout
 
+    check_is_file(out)
     view = client.run(run)
     choice = choose_model(view, client.rounds(run), round, metric)
     longest = largest_bytes(model_layout(view.manifest))
@@ -64,6 +66,12 @@ def fetch_model(
     finally:
         tensors.unlink()
     return f"{out}: {choice.sentence}; tensors sha256 {choice.digest}{note}"
+
+
+def check_is_file(out: Path) -> None:
+    """Raise :class:`InvalidConfiguration` where a file is to be written and a folder is named."""
+    if not out.name or out.is_dir():
+        raise InvalidConfiguration(f"{out} is a folder.", hint="Name the file to write.")
 
 
 def _write_with_facts(view: RunView, choice: Choice, tensors: Path, out: Path, allow: Sequence[str]) -> str:

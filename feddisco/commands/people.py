@@ -45,11 +45,13 @@ def clients_invite(
 ) -> None:
     """Make a join code for a site: address, certificate and join token in one string, shown only once."""
     from feddisco.admin import connect, make_invitation
-    from feddisco.invitation import describe_invitation, find_newest_task, make_join_code
+    from feddisco.invitation import check_given, describe_invitation, find_newest_task, make_join_code
     from shared.join_codes import write_join_code
 
     request = make_invitation(uses=uses, days=days, role=role, group=group, name=name)
     settings = load_console_settings(flags)
+    if address:
+        check_given(address)
     with connect(settings) as client:
         token = client.invite(request)
         code = make_join_code(token, address or token.address or settings.address)

@@ -336,8 +336,11 @@ def run_card(
     """Write a model card in Markdown: what the model is, how it was made and what it scored."""
     from feddisco.admin import connect
     from feddisco.cards import fetch_card
+    from feddisco.models import check_is_file
     from shared.files import replace_file
 
+    if out is not None:
+        check_is_file(out)
     with connect(load_console_settings(flags)) as client:
         card = fetch_card(client, run, round, metric, allow or ())
     if out is None:

@@ -73,3 +73,9 @@ def test_a_problem_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr == (
         f"feddisco: The configuration {tmp_path / 'none.yaml'} cannot be read: No such file or directory.\n"
     )
+
+
+def test_a_closed_output_is_no_fault() -> None:
+    command = f"{sys.executable} -c 'import feddisco.console as console; console.say(str(1))' >&-"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

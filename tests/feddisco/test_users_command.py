@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from feddisco.main import app
-from shared.problems import Forbidden, NotFound, WrongToken
+from shared.problems import Forbidden, InvalidConfiguration, NotFound, WrongToken
 from tests.helpers.live_coordinator import ADMIN, Live, live
 
 
@@ -102,3 +102,31 @@ def test_the_audit_log_is_exported_and_verified(at: Live, tmp_path: Path) -> Non
     engine.dispose()
     assert "was changed" in run("audit", "verify", *database, code=1).output
     assert "audit: entry" in run("verify", *database, code=1).output
+
+
+LONG = "x" * 2001
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "stop", "demo", "--reason", LONG), "demo cannot be told to stop: reason"),
+        (("run", "pause", "demo", "--reason", LONG), "demo cannot be told to pause: reason"),
+        (("run", "refuse", "demo", "site", "--reason", LONG), "site cannot be refused: reason"),
+        (("run", "rewind", "demo", "--round", "9" * 22), "demo cannot go back: round"),
+        (("clients", "invite", "--days", "inf"), "--days: inf is no number of days"),
+        (("clients", "invite", "--days", "1e308"), "is no number of days"),
+        (("clients", "invite", "--address", "bad/adr"), "--address: 'bad/adr' is not a web address"),
+        (("run", "model", "demo", "."), ". is a folder. Name the file to write."),
+        (("run", "export", "demo", "--out", "."), ". is a folder. Name the file to write."),
+        (("run", "card", "demo", "--out", "."), ". is a folder. Name the file to write."),
+        (("demo", "--port", "70000"), "ports go from 0 to 65535"),
+    ],
+    ids=lambda given: " ".join(given)[:30] if isinstance(given, tuple) else "",
+)
+def test_what_cannot_be_is_said_before_anything_is_done(at: Live, words: tuple[str, ...], said: str) -> None:
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, InvalidConfiguration), refused.exception
+    assert said in str(refused.exception)
+    assert at.run()["status"] == "enrolling"
+    assert len(at.admin.get("/join-tokens").json()) == 1, "the one of the fixture"
