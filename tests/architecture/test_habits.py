@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "worker/settings.py": "the worker's settings",
     "feddisco/settings.py": "the operator's commands",
     "feddisco/demo.py": "hands its environment on to its child processes",
+    "feddisco/forked.py": "a fork has the environment that it was given, and no other",
     "simulation/kernels/native/library.py": "the system's compiler and cache",
     "simulation/cluster.py": "Ray's address; where a node of a cluster has its data",
 }
