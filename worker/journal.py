@@ -212,6 +212,18 @@ class RunJournal:
         for path in self.folder.iterdir():
             if path.is_file() and path.name not in wanted and path.suffix != ".unreadable":
                 path.unlink(missing_ok=True)
+        self._tidy_blobs(lambda blob: not blob.is_dir())
+
+    def _tidy_blobs(self, is_wanted: Callable[[Path], bool]) -> None:
+        """Remove what is not wanted, folders too: a killed assistant leaves one, of updates made whole."""
+        for path in self._blobs.iterdir():
+            if is_wanted(path):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            self._verified.discard(path.name)
 
     # ------------------------------------------------------------ downloaded blobs
 
@@ -229,10 +241,7 @@ class RunJournal:
 
     def keep_only(self, digests: set[str]) -> None:
         """Remove every downloaded blob but these, and partial downloads of others."""
-        for path in self._blobs.iterdir():
-            if path.name.removesuffix(".part") not in digests:
-                path.unlink(missing_ok=True)
-                self._verified.discard(path.name)
+        self._tidy_blobs(lambda blob: blob.name.removesuffix(".part") in digests)
 
 
 def _hash_file(path: Path) -> str | None:

@@ -175,6 +175,23 @@ def test_old_blobs_go_and_a_half_download_stays_for_its_digest(tmp_path: Path) -
     assert [path.name for path in folder.iterdir()] == ["b" * 64 + ".part"]
 
 
+def test_a_folder_of_a_killed_assistant_goes_at_the_next_start_and_with_the_blobs(tmp_path: Path) -> None:
+    run = _journal(tmp_path).open_run("demo")
+    folder = tmp_path / "runs" / "demo" / "blobs"
+
+    def unpack_and_be_killed() -> None:
+        (folder / "tmpabc").mkdir()
+        (folder / "tmpabc" / "whole-0").write_bytes(b"x")
+        (folder / ("b" * 64)).write_bytes(b"x")
+
+    unpack_and_be_killed()
+    _journal(tmp_path).open_run("demo")
+    assert [path.name for path in folder.iterdir()] == ["b" * 64]
+    unpack_and_be_killed()
+    run.keep_only(set())
+    assert not list(folder.iterdir())
+
+
 # ---------------------------------------------------------------- kill -9
 
 
