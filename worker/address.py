@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.join_codes import JoinCode
 from shared.problems import InvalidConfiguration
 from worker.client import load_trust
 from worker.policy import SitePolicy
@@ -47,12 +48,14 @@ class Address:
         return None
 
 
-def find_address(settings: WorkerSettings, folder: Path) -> Address:
+def find_address(settings: WorkerSettings, code: JoinCode | None, folder: Path) -> Address:
     """What was given, completed by what the state folder keeps of an earlier start; ``--ca-file`` ends a pin.
+
+    ``code`` is :meth:`WorkerSettings.join_code`, which can be read once only.
 
     Raises :class:`InvalidConfiguration` if no coordinator is given and none is known.
     """
-    code, stored = settings.join_code(), find_credential(folder)
+    stored = find_credential(folder)
     known = [code.address if code else None, stored.url if stored else None]
     pins = [code.fingerprint if code else None, stored.fingerprint if stored else None]
     url = next(filter(None, (settings.url, *known)), None)

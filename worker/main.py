@@ -42,6 +42,7 @@ from worker.state import (
 from worker.told import Told
 
 if TYPE_CHECKING:
+    from shared.join_codes import JoinCode
     from worker.policy import SitePolicy
     from worker.settings import WorkerSettings
 
@@ -90,11 +91,12 @@ def _work_by_policy(
     transport: httpx.BaseTransport | None,
 ) -> None:
     """Work, and begin anew, as at a start, whenever the policy's file has been changed."""
+    code = settings.join_code()
     watch = PolicyWatch(settings.policy)  # before it is read: what is written in between is a change
     policy = load_policy(settings)
     while True:
         try:
-            _work(settings, policy, watch, folder, reporter, shutdown, transport)
+            _work(settings, code, policy, watch, folder, reporter, shutdown, transport)
         except PolicyChanged as changed:
             reporter.say(f"{changed} It is read again, and every run is looked at anew.")
         else:
@@ -107,6 +109,7 @@ def _work_by_policy(
 
 def _work(
     settings: WorkerSettings,
+    code: JoinCode | None,
     policy: SitePolicy,
     watch: PolicyWatch,
     folder: Path,
@@ -114,7 +117,7 @@ def _work(
     shutdown: Shutdown,
     transport: httpx.BaseTransport | None,
 ) -> None:
-    address = find_address(settings, folder)
+    address = find_address(settings, code, folder)
     backoff = Backoff(address.url, reporter, random.Random())  # noqa: S311 - jitter, not a secret
     told = Told(folder, lambda: dt.datetime.now(dt.UTC))
     with CoordinatorClient(
@@ -164,7 +167,7 @@ def find_client(settings: WorkerSettings) -> tuple[Address, StoredCredential]:
 
     Raises :class:`InvalidConfiguration` if the folder holds no client of the coordinator's.
     """
-    address = find_address(settings, settings.state)
+    address = find_address(settings, settings.join_code(), settings.state)
     credential = read_credential(settings.state, address.url, address.fingerprint)
     if credential is None:
         raise InvalidConfiguration(

@@ -180,6 +180,8 @@ class WorkerSettings(BaseSettings):
     def join_code(self) -> JoinCode | None:
         """The join code, from where it was given first: flag or variable, standard input, file.
 
+        Once a process: the line of the standard input is gone then, and the file may be.
+
         Raises :class:`InvalidConfiguration` if it is damaged.
         """
         given = self.join or self.join_token

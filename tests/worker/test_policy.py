@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from shared.config import RunConfig
 from shared.faults import Fault, FaultCode
 from shared.problems import InvalidConfiguration
 from shared.schemas import UpdateReport
-from tests.helpers.live_coordinator import Live
+from tests.helpers.live_coordinator import JOIN, Live
 from tests.helpers.worker_crew import create, keep, worker
 from worker.client import CoordinatorClient
 from worker.faults import LocalFault
@@ -477,6 +479,38 @@ def test_while_the_policy_is_broken_nothing_is_sent(at: Live, tmp_path: Path) ->
     assert len(asked) == before
     write(tmp_path, "fewest_trainers: 1\n")
     assert member.join() == 0
+    assert at.run()["status"] == "completed"
+
+
+@pytest.mark.parametrize("given", ["stdin", "file"])
+def test_a_join_code_is_read_once_whatever_changes(
+    at: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """The line of the standard input is gone then, and the file may be."""
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1}))
+    policy, code = write(tmp_path, "fewest_trainers: 1\n"), tmp_path / "code"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{JOIN}\n"))
+    code.write_text(JOIN)
+
+    class ChangedOnTheWay(httpx.HTTPTransport):
+        """The policy is changed before the coordinator has heard of the first registration."""
+
+        has_changed = False
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if not self.has_changed:
+                assert request.url.path.endswith("/clients")
+                self.has_changed = True
+                policy.write_text("fewest_trainers: 1\nmost_rounds: 9\n")
+                code.unlink()
+                raise httpx.ConnectError("not there")
+            return super().handle_request(request)
+
+    joins = {"stdin": {"join": "-"}, "file": {"join_token_file": code}}[given]
+    more = {"join_token": None, "policy": policy, "transport": ChangedOnTheWay(), **joins}
+    member = worker(at, tmp_path, "north", **more)
+    assert member.join() == 0, member.log
+    assert "has been changed. It is read again" in member.log
     assert at.run()["status"] == "completed"
 
 
