@@ -24,6 +24,8 @@ SETTLE_SECONDS = 2.0
 """How long changed files have to stay as they are before they are read."""
 LONGEST_WAIT = 15
 """How often that is tried where they go on changing."""
+_LEAVING = "leaving"
+"""In place of a mark, with the reason: this client is about to leave the run, and to enrol in it anew."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,16 @@ class DataWatch:
         self.say(f"{run}: the data here have changed: {number} examples, enrolled with {enrolled}")
         return False
 
+    def is_leaving(self, run: str) -> bool:
+        """Whether this client has begun to leave the run: the coordinator may not have heard of it."""
+        return (self.journal.open_run(run).data_mark or "").startswith(_LEAVING)
+
+    def leave_again(self, run: str) -> None:
+        """Go on with what a fault or a kill has cut off, whatever has been decided since."""
+        why = (self.journal.open_run(run).data_mark or "").removeprefix(_LEAVING).strip()
+        self.say(f"{run}: leaving it was cut off ({why}); leaving, and enrolling anew")
+        self._leave(run, why)
+
     def leave(self, local: LocalRun) -> None:
         """Leave the run, to enrol in it anew; LocalFault where the site's policy says to decline it."""
         run = local.view.run
@@ -122,16 +134,16 @@ class DataWatch:
         if not anew:
             self.journal.open_run(run).keep_data_mark("")
             raise LocalFault(Fault(FaultCode.DATA_CHANGED))
-        self._leave(run)
+        self._leave(run, "changed data")
 
     def leave_to_tell_other_sizes(self, local: LocalRun) -> None:
         """The same where only the number that is told is another."""
         run, sizes = local.view.run, self.site.policy_for(local.view).sizes
         self.say(f"{run}: {self.site.where('sizes')} has sizes: {sizes}; leaving, and enrolling anew")
-        self._leave(run)
+        self._leave(run, "sizes told otherwise")
 
-    def _leave(self, run: str) -> None:
-        self.journal.open_run(run).keep_data_mark("")
+    def _leave(self, run: str, why: str) -> None:
+        self.journal.open_run(run).keep_data_mark(f"{_LEAVING} {why}")
         self.coordinator.leave(run)
         self.site.forget(run)
 

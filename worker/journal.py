@@ -118,7 +118,10 @@ class RunJournal:
 
     @property
     def data_mark(self) -> str | None:
-        """Of the data with which this client enrolled; empty while it enrols anew, None if not known."""
+        """Of the data with which this client enrolled, or that it is leaving (:mod:`worker.changed_data`).
+
+        Empty while it declines the run; None if not known.
+        """
         try:
             return (self.folder / "data-mark").read_text(encoding="ascii", errors="replace")
         except FileNotFoundError:

@@ -194,10 +194,11 @@ class Worker:
                 self._decline(view.run, fault)  # else it is told when the run is worked on
 
     def _was_enrolling_anew(self, view: RunView) -> bool:
-        """It left because its data had changed, and was stopped before it came back."""
+        """It left because its data or its sizes had changed, and was stopped before it came back."""
         enrolment = find_enrolment(view, self._client)
         left = enrolment is not None and enrolment.status is EnrolmentStatus.LEFT
-        return left and self._journal.open_run(view.run).data_mark == ""
+        # an empty mark: of an earlier version
+        return left and (self._data.is_leaving(view.run) or self._journal.open_run(view.run).data_mark == "")
 
     def _takes_part(self, view: RunView) -> bool:
         enrolment = find_enrolment(view, self._client)
@@ -323,6 +324,10 @@ class Worker:
 
     def _follow_changed_data(self, local: LocalRun) -> bool:
         """Whether this client has left the run, since it would not enrol with what it enrolled with."""
+        if self._data.is_leaving(local.view.run):
+            self._data.leave_again(local.view.run)
+            self._enrol_anew(local.view.run)
+            return True
         if self._data.tells_other_sizes(local):
             self._data.leave_to_tell_other_sizes(local)
             self._enrol_anew(local.view.run)

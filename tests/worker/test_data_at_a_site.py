@@ -306,6 +306,20 @@ def test_d6_rounded_sizes_that_stay_the_same_are_gone_on_with(at: Live, tmp_path
     assert row_of(at, "skin", "north")["examples"] == 100
 
 
+@pytest.mark.parametrize("mark", ["leaving changed data", ""], ids=["now", "of an earlier version"])
+def test_d6_a_worker_that_was_killed_while_it_left_enrols_anew(at: Live, tmp_path: Path, mark: str) -> None:
+    """Before the coordinator heard of it."""
+    data = waiting_run(at, tmp_path)
+    north = at.site("north")
+    assert north.enrol("skin", 10, task="imagefolder", classes=["a", "b"]).status_code == 200
+    keep(at, tmp_path, north)
+    RunJournal(tmp_path / "north" / "runs" / "skin", print).keep_data_mark(mark)
+    member = worker(at, tmp_path, "north", task="imagefolder", data=data)
+    at.wait_for(lambda: row_of(at, "skin", "north")["examples"] == 40)
+    start(at)
+    assert member.join() == 0
+
+
 def test_d6_changed_data_are_noticed_at_the_start(at: Live, tmp_path: Path) -> None:
     data = waiting_run(at, tmp_path)
     north = at.site("north")

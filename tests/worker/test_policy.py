@@ -439,6 +439,33 @@ def test_sizes_that_are_told_otherwise_are_enrolled_anew(
     assert sent["examples"] == told
 
 
+@pytest.mark.parametrize("mode", ["enrol", "decline", "continue"])
+def test_a_leave_that_is_cut_off_is_no_change_of_the_data(at: Live, tmp_path: Path, mode: str) -> None:
+    """It leaves again and enrols anew, whatever the site does about changed data."""
+    create(at, **(GOOD | {"min_clients": 1, "quorum": 1, "autostart": False}))
+    file = write(tmp_path, f"fewest_trainers: 1\non_changed_data: {mode}\n")
+    cut: list[str] = []
+
+    class Busy(httpx.HTTPTransport):
+        """The first request to leave does not arrive."""
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.method == "DELETE" and not cut:
+                cut.append(request.url.path)
+                return httpx.Response(503, request=request)
+            return super().handle_request(request)
+
+    member = worker(at, tmp_path, "north", policy=file, transport=Busy(), wait_seconds=0.5)
+    at.wait_for(lambda: "demo: enrolled" in member.log)
+    write(tmp_path, f"fewest_trainers: 1\non_changed_data: {mode}\nsizes: rounded\n")
+    at.wait_for(lambda: "leaving it was cut off (sizes told otherwise)" in member.log)
+    at.wait_for(lambda: at.run()["enrolments"][0]["examples"] == 1400)
+    assert cut
+    assert "the data here have changed" not in member.log
+    assert at.admin.post("/runs/demo/start").status_code == 200
+    assert member.join() == 0
+
+
 # ---------------------------------------------------------------- a file that is changed while a worker runs
 
 
