@@ -16,6 +16,7 @@ the same masks.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -29,7 +30,7 @@ from pydantic import BaseModel, Field
 
 from shared.discrepancy import discrepancy
 from shared.faults import Fault, FaultCode
-from shared.files import PRIVATE, replace_file
+from shared.files import PRIVATE, replace_file, storage_errors
 from shared.fingerprints import format_fingerprint, identity_fingerprint
 from shared.frozen import Frozen
 from shared.problems import ModelDiverged
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from worker.progress import Reporter
     from worker.site import LocalRun, Site
 
-__all__ = ["SecureWork"]
+__all__ = ["SecureWork", "note_label_sum"]
 
 
 _TOLERANCE = 2.0**-20
@@ -224,15 +225,9 @@ class SecureWork:
         asked = local.view.config.weighting.discrepancy
         if step.round or asked is None or asked.target != "global" or self.site.is_dealt(local.view):
             return
-        path, data = self.site.settings.state / _LABEL_SUMS, self.site.data_digest(local, step.index)
+        data = self.site.data_digest(local, step.index)
         members = tuple(sorted(client.identities[index].hex() for index in client.survivors or ()))
-        kept = _read(path, _LabelSums) or _LabelSums()
-        if kept.members.get(data, members) != members:
-            raise ProtocolRefused(
-                "the label counts here were summed with those of other sites before: the difference of the "
-                "two sums would tell somebody's; a run with the earlier sum as its target needs no other"
-            )
-        _keep(path, _LabelSums(members={**kept.members, data: members}))
+        note_label_sum(self.site.settings.state, data, members)
 
     # ------------------------------------------------------------ 3 upload
 
@@ -469,6 +464,23 @@ def _disclosed_by(client: Client) -> _Disclosed:
 
 def _read_summed(journal: RunJournal) -> _Summed:
     return _read(journal.folder / "summed.json", _Summed) or _Summed()
+
+
+def note_label_sum(state: Path, data: str, members: tuple[str, ...]) -> None:
+    """Keep over whom the labels of ``data`` are summed; workers in slots of one folder one after the other.
+
+    Raises :class:`ProtocolRefused` if they were summed over others before.
+    """
+    path = state / _LABEL_SUMS
+    with storage_errors(state), (state / "label-sums.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        kept = _read(path, _LabelSums) or _LabelSums()
+        if kept.members.get(data, members) != members:
+            raise ProtocolRefused(
+                "the label counts here were summed with those of other sites before: the difference of the "
+                "two sums would tell somebody's; a run with the earlier sum as its target needs no other"
+            )
+        _keep(path, _LabelSums(members={**kept.members, data: members}))
 
 
 Kept = TypeVar("Kept", bound=BaseModel)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +17,10 @@ from simulation.run import simulate
 from tests.helpers.live_coordinator import Live, live
 from tests.helpers.processes import run_config
 from tests.helpers.worker_crew import Member, create, worker
+from worker.secure_work import note_label_sum
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,3 +116,23 @@ def test_a_site_whose_policy_has_no_global_target_declines(at: Live, tmp_path: P
     (row,) = at.run()["enrolments"]
     assert (row["status"], row["reason"]) == ("declined", SENTENCES[FaultCode.TARGET_NOT_ALLOWED])
     assert f"{policy} line 1 has targets: [uniform, explicit]" in member.log
+
+
+def note_many(state: Path, slot: str, together: Barrier) -> None:
+    for number in range(20):
+        together.wait(60)
+        note_label_sum(state, f"{slot}-{number}", ("a", "b", "c"))
+
+
+def test_two_slots_of_one_folder_lose_no_sum(tmp_path: Path) -> None:
+    """Each reads, changes and writes the file at the same time."""
+    spawn = multiprocessing.get_context("spawn")
+    together = spawn.Barrier(2)
+    slots = [spawn.Process(target=note_many, args=(tmp_path, slot, together)) for slot in ("one", "two")]
+    for slot in slots:
+        slot.start()
+    for slot in slots:
+        slot.join(120)
+        assert slot.exitcode == 0
+    kept = json.loads((tmp_path / "label-sums.json").read_text())["members"]
+    assert kept.keys() == {f"{slot}-{number}" for slot in ("one", "two") for number in range(20)}
