@@ -28,6 +28,12 @@ _TOKEN = re.compile(rf"[!-~]{{{SHORTEST_SECRET},}}")
 NOT_SETTINGS = frozenset({"FEDDISCO_DATA", "FEDDISCO_REQUIRE_POSTGRES"})
 
 
+def _check_issuer(url: str) -> str:
+    """As it is written: the provider names itself so, letter by letter."""
+    check_address(url)
+    return url.rstrip("/")
+
+
 class Settings(BaseSettings):
     """How one coordinator process runs. Frozen; arguments win over the environment."""
 
@@ -119,7 +125,7 @@ class Settings(BaseSettings):
         "it goes into join codes and into the certificate of `self_signed`. Without it, it is guessed from "
         "`host` and the certificate.",
     )
-    oidc_issuer: Annotated[str, AfterValidator(check_address)] | None = Field(
+    oidc_issuer: Annotated[str, AfterValidator(_check_issuer)] | None = Field(
         None,
         description="Address of an identity provider (OpenID Connect) by which people sign in to the pages, "
         "as it calls itself (`iss`).",

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["check_address", "is_loopback"]
+__all__ = ["check_address", "is_loopback", "spell_address"]
 
 
 def check_address(url: str) -> str:
-    """The web address without a slash at its end. Raises ValueError for what is none, or holds secrets.
+    """The web address in one spelling. Raises ValueError for what is none, or holds secrets.
 
-    >>> check_address("https://coordinator.example:8000/")
+    >>> check_address("HTTPS://Coordinator.example:8000/")
     'https://coordinator.example:8000'
     """
+    like = "write it like https://coordinator.example:8000"
+    if not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r} holds a blank or a control character; {like}")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a web address; write it like https://coordinator.example:8000")
-    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} is not a web address; {like}")
+    if "@" in parts.netloc or "?" in url or "#" in url:
         raise ValueError("carries more than scheme, host, port and path; leave secrets and queries out")
-    return url.rstrip("/")
+    if not _has_usable_port(parts):
+        raise ValueError(f"{url!r} has a port that is no number from 1 to 65535; {like}")
+    return spell_address(url)
+
+
+def spell_address(url: str) -> str:
+    """A web address with scheme and host in lower case and no slash at its end, whether or not it is usable.
+
+    >>> spell_address("http://C.example:80000/Path/")
+    'http://c.example:80000/Path'
+    """
+    scheme, mark, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme.lower()}{mark}{host.lower()}{slash}{path}".rstrip("/")
+
+
+def _has_usable_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

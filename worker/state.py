@@ -21,9 +21,11 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
+from shared.addresses import spell_address
 from shared.files import PRIVATE, make_folder, remove_partial, replace_file
 from shared.fingerprints import fingerprint_of, format_fingerprint
 from shared.problems import InvalidConfiguration
@@ -47,10 +49,14 @@ __all__ = [
 IDENTITY = "identity.key"
 
 
+_Address = Annotated[str, AfterValidator(spell_address)]
+"""Earlier versions kept an address as it was typed."""
+
+
 class StoredCredential(Body):
     """Whose token this is, and for which coordinator, with the fingerprint of a pinned certificate."""
 
-    url: str
+    url: _Address
     client: str
     token: str = Field(repr=False)
     fingerprint: str | None = None
@@ -59,7 +65,7 @@ class StoredCredential(Body):
 class PendingRegistration(Body):
     """A registration that was sent and may not have been answered."""
 
-    url: str
+    url: _Address
     name: str | None
     token: str = Field(repr=False)
 

@@ -90,6 +90,16 @@ def test_the_credential_of_another_coordinator_is_not_sent_anywhere(tmp_path: Pa
         read_credential(tmp_path, "https://other")
 
 
+def test_a_credential_is_found_whatever_letters_its_address_was_typed_in(tmp_path: Path) -> None:
+    """Earlier versions kept the address as it was given."""
+    (tmp_path / "credential.json").write_text(
+        '{"url": "HTTPS://C.example", "client": "north", "token": "t", "fingerprint": null}'
+    )
+    found = read_credential(tmp_path, "https://c.example")
+    assert found is not None
+    assert (found.url, found.client) == ("https://c.example", "north")
+
+
 def test_an_unreadable_credential_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "credential.json").write_text('{"url": "https://coordi')
     assert read_credential(tmp_path, "https://coordinator") is None
