@@ -21,6 +21,9 @@ __all__ = ["Fits", "count_fits", "partitions"]
 Counts = NDArray[np.int64]
 
 LIMIT = 400_000
+"""Rows of at most ten classes; of more classes as many fewer, since the time goes by both."""
+BLOCK = 500_000
+"""Label counts that are measured at once: rows times classes."""
 _ROUNDING = 1e-9  # what the fast sum may differ from the exact one, relatively
 
 
@@ -39,6 +42,8 @@ def partitions(examples: int, parts: int, *, ordered: bool, limit: int = LIMIT) 
     """
     if parts == 1:
         return np.array([[examples]])
+    if limit <= LIMIT and not ordered and min(examples, parts) > 54:  # 55 alone are 451,276 sums
+        return None
     rows, rest = np.zeros((1, 0), dtype=np.int64), np.array([examples])
     for left in range(parts, 1, -1):
         first = np.zeros(len(rest), dtype=np.int64) if ordered or not rows.shape[1] else rows[:, -1]
@@ -60,10 +65,12 @@ def count_fits(
 
     With ``half_width`` 0: those that give the very same double.
     """
-    best = 0
+    best, limit = 0, min(LIMIT, LIMIT * 10 // len(counts))
     for chosen in _families(len(counts)):
         moved = sum(counts[place] for place in chosen)
-        rows = partitions(moved, len(chosen), ordered=not isinstance(target, str))
+        if not moved:
+            continue
+        rows = partitions(moved, len(chosen), ordered=not isinstance(target, str), limit=limit)
         if rows is None:
             continue
         found = _number_that_fit(rows, chosen, counts, target, metric, told, half_width)
@@ -92,26 +99,53 @@ def _number_that_fit(
     told: float,
     half_width: float,
 ) -> int:
-    whole = np.tile(np.asarray(counts, dtype=np.int64), (len(rows), 1))
-    whole[:, chosen] = rows
-    distance = np.abs(_distances(whole, shares(target, len(counts)), metric) - told)
-    if not math.isfinite(told):
-        return int(np.isinf(_distances(whole, shares(target, len(counts)), metric)).sum())
-    if half_width:
-        return int((distance <= half_width).sum())
-    near = whole[distance <= _ROUNDING * max(1.0, told)]
-    return sum(discrepancy(row, target, metric) == told for row in near)
+    """Of ``rows``, which move examples among the classes ``chosen``."""
+    here = _Moved(np.asarray(counts, dtype=np.int64), chosen, np.array(shares(target, len(counts))))
+    found, height = 0, max(1, BLOCK // len(chosen))
+    for begin in range(0, len(rows), height):
+        block = rows[begin : begin + height]
+        distances = here.measure(block, metric)
+        if not math.isfinite(told):
+            found += int(np.isinf(distances).sum())
+            continue
+        distance = np.abs(distances - told)
+        if half_width:
+            found += int((distance <= half_width).sum())
+        else:
+            near = block[distance <= _ROUNDING * max(1.0, told)]
+            found += sum(discrepancy(here.complete(row), target, metric) == told for row in near)
+    return found
 
 
-def _distances(counts: Counts, target: Sequence[float], metric: AnyMetric) -> NDArray[np.float64]:
-    """The discrepancy of each row, but for rounding."""
-    p = counts / counts.sum(axis=1, keepdims=True)
-    q = np.asarray(target)
-    if metric == "kl":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0).sum(axis=1))
-    if metric == "l1":
-        return np.asarray(np.abs(p - q).sum(axis=1))
-    if metric == "l2":
-        return np.asarray(np.linalg.norm(p - q, axis=1))
-    return np.asarray(1 - p @ q / (np.linalg.norm(p, axis=1) * np.linalg.norm(q)))
+@dataclass(frozen=True)
+class _Moved:
+    """Label counts of which those of the classes ``chosen`` change; what the others add is summed once."""
+
+    counts: Counts
+    chosen: list[int]
+    target: NDArray[np.float64]
+
+    def complete(self, row: Counts) -> Counts:
+        whole = self.counts.copy()
+        whole[self.chosen] = row
+        return whole
+
+    def measure(self, rows: Counts, metric: AnyMetric) -> NDArray[np.float64]:
+        """The discrepancy of each row, but for rounding."""
+        others = np.delete(np.arange(len(self.counts)), self.chosen)
+        examples = self.counts.sum()
+        p, rest = rows / examples, self.counts[others] / examples
+        q, beside = self.target[self.chosen], self.target[others]
+        if metric == "kl":
+            return _divergences(p, q) + _divergences(rest, beside)
+        if metric == "l1":
+            return np.asarray(np.abs(p - q).sum(axis=1) + np.abs(rest - beside).sum())
+        if metric == "l2":
+            return np.asarray(np.sqrt(((p - q) ** 2).sum(axis=1) + ((rest - beside) ** 2).sum()))
+        lengths = np.sqrt((p**2).sum(axis=1) + (rest**2).sum()) * np.linalg.norm(self.target)
+        return np.asarray(1 - (p @ q + rest @ beside) / lengths)
+
+
+def _divergences(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(p > 0, p * (np.log(p) - np.log(q)), 0.0).sum(axis=-1))

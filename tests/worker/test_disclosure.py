@@ -6,6 +6,7 @@ import json
 import math
 import stat
 import sys
+import tracemalloc
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from shared.config import AnyMetric, Metric
 from shared.discrepancy import Target, discrepancy
 from shared.faults import FaultCode
 from shared.problems import InvalidConfiguration
-from worker.candidates import count_fits, partitions
+from worker.candidates import _Moved, count_fits, partitions
 from worker.disclosure import (
     Disclosures,
     NotDisclosed,
@@ -312,6 +313,31 @@ def test_the_fast_count_is_that_of_the_discrepancy_itself(metric: Metric) -> Non
     for width in (0.0, 0.05):
         expected = sum(abs(discrepancy(row, target, metric) - told) <= width for row in rows)
         assert count_fits(counts, target, metric, told, width).number == expected
+
+
+@pytest.mark.parametrize("metric", EVERY)
+def test_classes_that_are_not_moved_count_as_well(metric: Metric) -> None:
+    counts, target = np.array([5, 3, 4, 0, 9]), np.array([0.3, 0.2, 0.1, 0.15, 0.25])
+    moved = _Moved(counts, [0, 1], target)
+    rows = partitions(8, 2, ordered=True)
+    assert rows is not None
+    exact = [discrepancy([*row, 4, 0, 9], list(target), metric) for row in rows]
+    assert moved.measure(rows, metric) == pytest.approx(exact)
+    assert moved.complete(rows[2]).tolist() == [*rows[2], 4, 0, 9]
+
+
+@pytest.mark.parametrize("width", [0.0, 0.05])
+def test_a_thousand_classes_take_little_memory(width: float) -> None:
+    counts = [int(count) for count in np.random.default_rng(0).integers(0, 20, 1000)]
+    told = discrepancy(counts, "uniform", "kl")
+    tracemalloc.start()
+    try:
+        fits = count_fits(counts, "uniform", "kl", told, width)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert fits.number > (1000 if width else 0)
+    assert peak < 100 * 2**20
 
 
 @pytest.mark.parametrize(
