@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from feddisco.model_choice import Choice, choose_model
 from feddisco.models import Description, describe_model
 from shared.schedules import CONSTANT
-from shared.schemas import EnrolmentStatus, Role, RoundView, RunView
+from shared.schemas import RoundStatus, RoundView, RunView
 from shared.texts import escape_controls, format_count
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, descr
     parts = [
         _front(facts, described.task),
         f"# {write_text(view.run)}\n",
-        _summary(view, facts, choice),
+        _summary(view, rounds, facts, choice),
         _use(view),
         _classes(facts),
         _preprocessing(facts),
-        _scores(view, facts),
+        _scores(view, facts, choice),
         _training(view),
         _weights(view.config, rounds, choice),
         _limits(view, facts),
@@ -87,15 +87,17 @@ def _front(facts: ModelFacts, task: Task | None) -> str:
     return f"---\nlibrary_name: pytorch\ntags: [federated-learning, feddisco]\n{pipeline}---\n"
 
 
-def _summary(view: RunView, facts: ModelFacts, choice: Choice) -> str:
-    trainers = [one for one in view.enrolments if one.role is Role.TRAINER and one.examples]
-    clients, examples = len(trainers), sum(one.examples for one in trainers)
+def _summary(view: RunView, rounds: Sequence[RoundView], facts: ModelFacts, choice: Choice) -> str:
+    made = (one for one in rounds if one.status is RoundStatus.COMPLETED and one.round <= choice.number)
+    # whose updates are in the model: a client may have been refused, or have declined, before it sent one
+    sizes = {row.index: row.examples for one in made for row in one.ledger if row.included}
+    clients, examples = len(sizes), sum(sizes.values())
     if view.totals is not None:  # of a secure run only sums are known
         clients, examples = view.totals.clients, view.totals.examples
     who = f"{format_count(clients, 'client')} with {format_count(examples, 'example')}"
+    trained = f"{who} trained it together by FedDisco; no example left its site. " if choice.number else ""
     return (
-        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {who} "
-        "trained it together by FedDisco; no example left its site. "
+        f"A model for the task {write_text(facts.task)} with {len(facts.classes)} classes. {trained}"
         f"This is {write_text(choice.sentence)}.\n"
     )
 
@@ -120,14 +122,12 @@ def _preprocessing(facts: ModelFacts) -> str:
     return "## Preprocessing\n\n" + _table(("what", "how"), rows)
 
 
-def _scores(view: RunView, facts: ModelFacts) -> str:
+def _scores(view: RunView, facts: ModelFacts, choice: Choice) -> str:
     if not facts.scores:
         return "## Scores\n\nNo evaluator has scored this model.\n"
     rows: list[tuple[str, str]] = [(name, f"{value:.4f}") for name, value in facts.scores.items()]
     rows += [(f"accuracy: {name}", f"{value:.4f}") for name, value in facts.per_category.items()]
-    evaluators = sum(
-        one.role is Role.EVALUATOR and one.status is not EnrolmentStatus.REFUSED for one in view.enrolments
-    )
+    evaluators = len(choice.evaluations)
     rule = {"median": "their median", "weighted": "weighted by their examples"}[view.config.combine_scores]
     by = "one evaluator" if evaluators == 1 else f"{evaluators} evaluators, {rule}"
     return f"## Scores\n\nOn {facts.test_examples} test examples of {by}.\n\n" + _table(

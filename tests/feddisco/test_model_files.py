@@ -26,7 +26,7 @@ from feddisco.models import describe_model
 from shared import wire
 from shared.model_files import LARGEST_BYTES, ModelFacts, read_facts, read_tensors, write_model
 from shared.problems import InvalidConfiguration, Problem
-from shared.schemas import Role
+from shared.schemas import EnrolmentStatus, Role
 from shared.tasks import load_task
 from shared.wire.digests import digest_of
 from shared.wire.tensors import state_of, tied_names
@@ -406,6 +406,33 @@ def test_a_card_repeats_no_reason_in_somebodys_words(trained: Live) -> None:
     card = write_card(view, told, choice, describe_model(view, choice, ()))
     assert "mueller" not in card
     assert card.count("| failed |") == 2
+
+
+def test_a_card_counts_who_trained_and_who_scored(trained: Live) -> None:
+    """Not who was refused, has declined, or has not scored this model."""
+    with AdminClient(trained.url, token=ADMIN) as client:
+        view, rounds = client.run("demo"), client.rounds("demo")
+    choice = choose_model(view, rounds)
+    some = view.enrolments[0]
+    beside = [
+        some.model_copy(update={"client": f"late-{number}", "role": role, "status": status, "examples": 5000})
+        for number, (role, status) in enumerate(
+            [
+                (Role.TRAINER, EnrolmentStatus.REFUSED),
+                (Role.TRAINER, EnrolmentStatus.DECLINED),
+                (Role.TRAINER, EnrolmentStatus.READY),
+                (Role.EVALUATOR, EnrolmentStatus.READY),
+            ]
+        )
+    ]
+    more = view.model_copy(update={"enrolments": (*view.enrolments, *beside)})
+    card = write_card(more, rounds, choice, None)
+    assert card == write_card(view, rounds, choice, None)
+    rows = rounds[-1].ledger
+    assert f"{len(rows)} clients with {sum(row.examples for row in rows)} examples trained it" in card
+    initial = write_card(more, rounds, choose_model(view, rounds, "0"), None)
+    assert "This is the initial model, which nobody has trained." in initial
+    assert "trained it together" not in initial
 
 
 @pytest.mark.parametrize(
