@@ -16,6 +16,7 @@ from shared.data import fingerprint_of, opened
 from shared.data.images import Survey, is_image, survey_images
 from shared.discrepancy import discrepancy
 from shared.left_out import printable
+from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.schemas import Role
 from shared.tasks import load_task
@@ -25,8 +26,9 @@ from shared.tasks.loading import load_examples
 from shared.texts import format_count
 from shared.wire.tensors import manifest_of
 from worker.disclosure import told_size
+from worker.policy import allows
 from worker.policy.check import Asked, find_faults
-from worker.policy.document import load_policy
+from worker.policy.document import format_value, load_policy
 
 if TYPE_CHECKING:
     from shared.data import Examples
@@ -55,6 +57,11 @@ def check_data(
         InvalidConfiguration: the task or its options are wrong, or there are no data at all.
     """
     site = load_policy(settings)
+    if is_own(settings.task) and not allows(site.own.tasks, settings.task):
+        raise InvalidConfiguration(
+            f"the site's policy does not allow the task {settings.task}, so it is not imported "
+            f"({site.where('tasks')} has tasks: {format_value(site.own.tasks)})."
+        )
     task = _make_task(settings, config, classes, site, say)
     where = "without --data" if settings.data is None else f"in {settings.data}"
     say(f"Task {settings.task} {where}, fingerprint {fingerprint_of(settings.data)[:16] or 'none'}")
@@ -67,10 +74,11 @@ def check_data(
         except InvalidConfiguration as refused:
             faults[split] = refused
     _say_images(task, settings.data, say)
+    policy = site.for_data(dealt=config is not None and config.partition is not None)
     is_one = len(found) == len(SPLITS) and _are_equal(*found.values())
     for split, examples in found.items():
         if split == "train" or not is_one:
-            _Report(task, split, examples, config, say).tell()
+            _Report(task, split, examples, config, policy, say).tell()
     if is_one:
         say("\ntest: the same examples, since there are no folders train and test.")
     _say_doubles({"train": found["train"]} if is_one else found, say)
@@ -79,7 +87,6 @@ def check_data(
             state = "cannot be used" if _is_refusal(fault) else f"none here; {_WITHOUT[split]} need none"
             say(f"\n{split}: {state}. {fault}")
     is_allowed = config is None or not found or _say_policy(config, task, site, _find_role(found), say)
-    policy = site.for_data(dealt=config is not None and config.partition is not None)
     _say_what_leaves(found if is_allowed else {}, config, policy, say)
     return bool(found) and is_allowed and not any(_is_refusal(fault) for fault in faults.values())
 
@@ -177,6 +184,7 @@ class _Report:
     split: Split
     examples: Examples
     config: RunConfig | None
+    policy: Policy
     say: Callable[[str], None]
 
     def tell(self) -> None:
@@ -202,9 +210,16 @@ class _Report:
         if asked is not None and asked.target == "global":
             yield "discrepancy d: known once the label counts of all sites have been summed (target global)"
             return
+        if asked is not None and is_own(asked.metric) and not self._may_measure_by(asked.metric):
+            yield f"discrepancy d: not computed, since the site's policy does not allow {asked.metric}"
+            return
         target = "uniform" if asked is None else asked.resolve(None)
         for metric in get_args(Metric) if asked is None else (asked.metric,):
             yield f"discrepancy d ({metric}, target {target}): {discrepancy(counts, target, metric):.6g}"
+
+    def _may_measure_by(self, metric: str) -> bool:
+        """Before somebody's own code is imported."""
+        return metric in self.policy.metrics and allows(self.policy.parts, metric)
 
 
 def _say_doubles(found: Mapping[Split, Examples], say: Callable[[str], None]) -> None:

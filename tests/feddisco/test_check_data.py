@@ -199,6 +199,47 @@ def test_what_the_policy_says_of_the_run(
     assert ("of examples (123)" in done.stdout) == (said[0].startswith("The site's") or "exact" in policy)
 
 
+@pytest.mark.parametrize(
+    ("policy", "changed", "is_imported"),
+    [
+        ("", "weighting: {kind: disco, metric: 'foreign_part:measure'}", False),
+        (
+            "metrics: ['foreign_part:measure']",
+            "weighting: {kind: disco, metric: 'foreign_part:measure'}",
+            False,
+        ),
+        (
+            "disclosure: exact\nmetrics: ['foreign_part:measure']\nparts: ['foreign_part:*']",
+            "weighting: {kind: disco, metric: 'foreign_part:measure'}",
+            True,
+        ),
+        ("tasks: ['*']", "task: foreign_part:Task", False),
+    ],
+)
+def test_nothing_that_the_policy_forbids_is_imported(
+    tmp_path: Path,
+    run_here: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    changed: str,
+    is_imported: bool,
+) -> None:
+    trace = tmp_path / "imported"
+    (tmp_path / "foreign_part.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\n\ndef measure(p, q):\n    return 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "foreign_part", raising=False)
+    (tmp_path / "train.csv").write_text("age,verdict\n1,good\n2,bad\n")
+    table = TABLE.replace("task: csv\n", "") if changed.startswith("task:") else TABLE
+    (tmp_path / "run.yaml").write_text(f"{table}{changed}\n")
+    (tmp_path / "policy.yaml").write_text(f"{policy}\nfewest_updates: 2\n")
+    done = run_here("check-data", "--run", "run.yaml", "--data", tmp_path, "--policy", "policy.yaml")
+    assert trace.exists() == is_imported, done
+    said = "discrepancy d (foreign_part:measure" if is_imported else "policy does not allow"
+    assert said in done.stdout + done.stderr
+
+
 def test_without_a_run_there_is_nothing_to_compare(tmp_path: Path, run_here: Callable[..., Ended]) -> None:
     (tmp_path / "train.csv").write_text("age,verdict\n1,good\n2,bad\n")
     (tmp_path / "policy.yaml").write_text("disclosure: none\n")
