@@ -240,12 +240,17 @@ def _diagnose_local(error: OSError) -> Diagnosis:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Diagnosis(
-            f"This user may not write to {where} ({error.strerror}). Change its owner, or choose another "
-            "folder with --state.",
+            f"This user may not {_name_right(error)} {where} ({error.strerror}). Change its owner or its "
+            "permissions, or give another place: --state for the state folder.",
             fatal=True,
             local=True,
         )
     return Diagnosis(f"{where}: {error.strerror or error}")
+
+
+def _name_right(error: OSError) -> str:
+    """The right that is missing, as far as the error tells: it names no access that was asked for."""
+    return "write to" if error.errno == errno.EROFS else "read or write"
 
 
 def _walk_causes(error: BaseException) -> Iterator[BaseException]:

@@ -46,9 +46,17 @@ def told_lines(state: Path) -> Iterator[str]:
     """Every message from ``state`` and its slots, one line each, oldest first."""
     files = (state / FILE, *sorted(state.glob(f"slot-*/{FILE}")))
     found = [entry for path in files for entry in FileLines(path).read()]
-    for entry in sorted(found, key=lambda entry: str(entry["at"])):
+    for entry in sorted(found, key=lambda entry: str(entry.get("at", ""))):
+        if not _is_message(entry):
+            yield f"an entry that is no message: {json.dumps(entry, ensure_ascii=False)}"
+            continue
         content = ", ".join(f"{name} {_words(value)}" for name, value in entry["content"].items())
         yield f"{entry['at']}  {entry['what']}: {content}"
+
+
+def _is_message(entry: dict[str, Any]) -> bool:
+    """Not so where a line was damaged, or written by something else."""
+    return {"at", "what"} <= entry.keys() and isinstance(entry.get("content"), dict)
 
 
 def _words(value: Any) -> str:

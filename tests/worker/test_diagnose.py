@@ -191,5 +191,5 @@ def test_a_full_disk(make: Callable[[], None]) -> None:
 def test_a_folder_of_somebody_else() -> None:
     error = PermissionError(errno.EACCES, "Permission denied", "/srv/state")  # root may do anything
     found = diagnose(error, "https://coordinator")
-    assert "may not write to /srv/state" in found.sentence
+    assert "may not read or write /srv/state" in found.sentence
     assert found.fatal

@@ -105,6 +105,18 @@ def test_a_retry_is_one_line_and_the_file_is_private(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_that_is_no_message_is_shown_as_it_is(tmp_path: Path) -> None:
+    told = Told(tmp_path, lambda: NOW)
+    told.record("PUT /runs/demo/discrepancy", {"value": 1})
+    with (tmp_path / "told.jsonl").open("a") as file:
+        file.write('{}\n{"at": "2026-11-28", "what": "POST /x", "content": 5}\n')
+    assert list(told_lines(tmp_path)) == [
+        "an entry that is no message: {}",
+        'an entry that is no message: {"at": "2026-11-28", "what": "POST /x", "content": 5}',
+        "2026-11-28T12:00:00+00:00  PUT /runs/demo/discrepancy: value 1",
+    ]
+
+
 def test_a_torn_line_hides_no_other_and_slots_are_listed_together(tmp_path: Path) -> None:
     slot = tmp_path / "slot-1"
     slot.mkdir()
