@@ -24,10 +24,11 @@ from shared.tasks.base import Split, Task, ask_nearest
 from shared.tasks.images import ImageTask, other_folders
 from shared.tasks.loading import load_examples
 from shared.texts import format_count
+from shared.weightings.base import Need
 from shared.wire.tensors import manifest_of
 from worker.disclosure import told_size
 from worker.policy import allows
-from worker.policy.check import Asked, find_faults
+from worker.policy.check import Asked, find_faults, find_told
 from worker.policy.document import format_value, load_policy
 
 if TYPE_CHECKING:
@@ -278,22 +279,58 @@ def _say_what_leaves(
 
 
 def _list_leaving(examples: Examples, role: Role, config: RunConfig | None, policy: Policy) -> Iterator[str]:
+    """By the rows of the table in docs/privacy.md."""
     yield "the kind of device"
-    if role is Role.TRAINER and config is not None and config.secure is not None:
-        yield (
-            "in each round the trained model, masked, so that the coordinator learns the sum over all sites; "
-            "the number of examples and the discrepancy enter that sum"
-        )
-        return
-    about = " to two significant digits" if policy.sizes == "rounded" else ""
-    yield f"the number of examples{about} ({told_size(len(examples), policy.sizes)})"
-    left = ", ".join(f"{reason} {number}" for reason, number in examples.left_out.counts().items()) or "none"
-    yield f"the numbers left out ({left})"
+    is_secure = config is not None and config.secure is not None
+    if role is Role.EVALUATOR or not is_secure:
+        about = " to two significant digits" if policy.sizes == "rounded" else ""
+        yield f"the number of examples{about} ({told_size(len(examples), policy.sizes)})"
+        left = ", ".join(f"{why} {number}" for why, number in examples.left_out.counts().items()) or "none"
+        yield f"the numbers left out ({left})"
     if role is Role.EVALUATOR:
         yield "the scores of each model"
+    elif is_secure:
+        yield _describe_sums(config)
+    else:
+        if policy.disclosure != "none" and (config is None or config.weighting.discrepancy is not None):
+            noise = f"noised with epsilon {policy.epsilon:g}" if policy.disclosure == "noised" else "exact"
+            yield f"the discrepancy d ({noise})"
+        loss = "" if config is not None and config.dp is not None else ", loss"
+        yield f"in each round the trained model, its steps{loss} and duration"
+    if config is not None:
+        yield from _list_where_a_run_asks(role, config, policy)
+    yield "why a run is declined or a round fails, in a sentence"
+
+
+def _describe_sums(config: RunConfig | None) -> str:
+    asked = config.weighting.discrepancy if config is not None else None
+    enter = ["the number of examples"]
+    if asked is not None:
+        enter.append("the label counts" if asked.target == "global" else "the discrepancy")
+    return (
+        "in each round the trained model, masked, so that the coordinator learns the sum over all sites; "
+        f"{' and '.join(enter)} enter that sum"
+    )
+
+
+def _list_where_a_run_asks(role: Role, config: RunConfig, policy: Policy) -> Iterator[str]:
+    """What leaves only in runs with certain parts; the policy allows them, or nothing leaves."""
+    if role is Role.EVALUATOR:
+        if config.assistant is not None and policy.assistant:
+            yield (
+                f"if this site is the assistant ({config.assistant.client}), what it makes of its training "
+                "data in each round"
+            )
         return
-    if policy.disclosure != "none" and (config is None or config.weighting.discrepancy is not None):
-        noise = f"noised with epsilon {policy.epsilon:g}" if policy.disclosure == "noised" else "exact"
-        yield f"the discrepancy d ({noise})"
-    loss = "" if config is not None and config.dp is not None else ", loss"
-    yield f"in each round the trained model, its steps{loss} and duration"
+    if {Need.START_LOSS, Need.END_LOSS} & set(config.weighting.needs):
+        yield "in each round the losses of the received and of the sent model on the training examples"
+    if find_told(config) != "nothing":
+        yield f"in measuring rounds sums by class of features ({config.algorithm.name}), which tell label counts"
+    if config.calibration is not None:
+        yield "in the last round sums and products of features by class (calibration), which tell label counts"
+    if config.average_every > 1:
+        yield "between averages the trained model, as it is, to one other site"
+    if config.assistant is not None:
+        yield f"the trained model once more, to the run's assistant ({config.assistant.client})"
+    if config.dp is not None and policy.tell_epsilon:
+        yield "in each round epsilon of private training so far, which tells the number of examples"

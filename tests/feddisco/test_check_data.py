@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from feddisco.check_data import _list_leaving
 from feddisco.main import main
+from shared.config import RunConfig
+from shared.schemas import Role
+from shared.tasks import load_task
+from worker.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -277,3 +283,57 @@ def test_a_table_that_a_run_would_decline(
     done = run_here(*command)
     assert "Task csv without --data" in done.stdout
     assert "Say where it lies: --data PATH." in done.stdout
+
+
+RUN: dict[str, Any] = {"name": "demo", "task": "digits", "rounds": 4, "min_clients": 3, "local": {"steps": 1}}
+ASSISTED = {"assistant": "judge", "distillation": {"steps": 5}, "weighting": "sizes"}
+ONLY_WHERE: dict[str, tuple[Role, dict[str, Any], str]] = {
+    "discrepancy `d_k`": (Role.TRAINER, {"weighting": "disco"}, "the discrepancy d (noised"),
+    "loss of the received model": (Role.TRAINER, {"weighting": "qfedavg"}, "losses of the received"),
+    "sums by class of the features": (
+        Role.TRAINER,
+        {"algorithm": "fedfm"},
+        "sums by class of features (fedfm)",
+    ),
+    "the same, and sums of products": (
+        Role.TRAINER,
+        {"calibration": "ccvr"},
+        "features by class (calibration)",
+    ),
+    "the same weights, as they are": (Role.TRAINER, {"average_every": 2}, "as it is, to one other site"),
+    "weights of the trained model once more": (Role.TRAINER, ASSISTED, "to the run's assistant (judge)"),
+    "epsilon of private training": (
+        Role.TRAINER,
+        {"dp": {"epsilon": 8, "delta": 1e-5, "clip": 1.0}, "secure": {}},
+        "in each round epsilon",
+    ),
+    "what an assistant makes": (Role.EVALUATOR, ASSISTED, "what it makes of its training data"),
+    "scores on test data": (Role.EVALUATOR, {}, "the scores of each model"),
+}
+"""By how the row of docs/privacy.md begins: a run in which it leaves, and what is said of it."""
+
+
+def test_every_row_of_the_document_that_leaves_only_somewhere_is_listed_there() -> None:
+    document = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|", document.split("## The discrepancy")[0], re.MULTILINE)
+    only = [what for what, when in rows if "only" in when]
+    assert len(only) == len(ONLY_WHERE)
+    allowing = Policy(features="covariances", models_handed_on=True, assistant=True, tell_epsilon=True)
+    examples = load_task("digits").load("train", None, 0)
+    plain = RunConfig.model_validate(RUN | {"weighting": "sizes"})
+    for what in only:
+        (key,) = [key for key in ONLY_WHERE if what.startswith(key)]
+        role, changed, said = ONLY_WHERE[key]
+        config = RunConfig.model_validate(RUN | changed)
+        assert said in ", ".join(_list_leaving(examples, role, config, allowing)), key
+        assert said not in ", ".join(_list_leaving(examples, Role.TRAINER, plain, allowing)), key
+
+
+def test_label_counts_enter_a_secure_sum_with_a_global_target() -> None:
+    config = RunConfig.model_validate(
+        RUN | {"secure": {}, "weighting": {"kind": "disco", "target": "global"}}
+    )
+    leaving = ", ".join(
+        _list_leaving(load_task("digits").load("train", None, 0), Role.TRAINER, config, Policy())
+    )
+    assert "the number of examples and the label counts enter that sum" in leaving

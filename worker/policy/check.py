@@ -23,7 +23,7 @@ from worker.faults import LocalFault
 from worker.policy import Policy, SitePolicy, allows
 from worker.policy.document import format_value
 
-__all__ = ["Asked", "check_assisting", "check_run", "find_faults", "find_rule"]
+__all__ = ["Asked", "check_assisting", "check_run", "find_faults", "find_rule", "find_told"]
 
 _LIMITS: Final = {
     "most_parameters": FaultCode.MODEL_TOO_LARGE,
@@ -173,12 +173,12 @@ def _find_training_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refu
 
 
 def _find_features_refusals(config: RunConfig, policy: Policy) -> Iterator[_Refusal]:
-    told = "covariances" if config.calibration is not None else _find_told(config)
+    told = "covariances" if config.calibration is not None else find_told(config)
     if _GRADES.index(told) > _GRADES.index(policy.features):
         yield _Refusal("features", f"{told} of features", Fault(FaultCode.FEATURES_NOT_TOLD))
 
 
-def _find_told(config: RunConfig) -> Told:
+def find_told(config: RunConfig) -> Told:
     """Of built-in algorithms: what one's own sends is for `algorithms` to decide."""
     if ":" in config.algorithm.name:
         return "nothing"
