@@ -325,9 +325,13 @@ def _list_where_a_run_asks(role: Role, config: RunConfig, policy: Policy) -> Ite
     if {Need.START_LOSS, Need.END_LOSS} & set(config.weighting.needs):
         yield "in each round the losses of the received and of the sent model on the training examples"
     if find_told(config) != "nothing":
-        yield f"in measuring rounds sums by class of features ({config.algorithm.name}), which tell label counts"
+        yield (
+            f"in measuring rounds sums by class of features ({config.algorithm.name}), which tell label counts"
+        )
     if config.calibration is not None:
-        yield "in the last round sums and products of features by class (calibration), which tell label counts"
+        yield (
+            "in the last round sums and products of features by class (calibration), which tell label counts"
+        )
     if config.average_every > 1:
         yield "between averages the trained model, as it is, to one other site"
     if config.assistant is not None:
