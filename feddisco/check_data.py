@@ -326,7 +326,7 @@ def _list_where_a_run_asks(role: Role, config: RunConfig, policy: Policy) -> Ite
         yield "in each round the losses of the received and of the sent model on the training examples"
     if find_told(config) != "nothing":
         yield (
-            f"in measuring rounds sums by class of features ({config.algorithm.name}), which tell label counts"
+            f"in measuring rounds sums by class of features ({config.algorithm.name}): label counts, means"
         )
     if config.calibration is not None:
         yield (

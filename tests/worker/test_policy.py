@@ -533,8 +533,8 @@ def test_a_join_code_is_read_once_whatever_changes(
                 raise httpx.ConnectError("not there")
             return super().handle_request(request)
 
-    joins = {"stdin": {"join": "-"}, "file": {"join_token_file": code}}[given]
-    more = {"join_token": None, "policy": policy, "transport": ChangedOnTheWay(), **joins}
+    joins: dict[str, Any] = {"join": "-"} if given == "stdin" else {"join_token_file": code}
+    more: dict[str, Any] = {"join_token": None, "policy": policy, "transport": ChangedOnTheWay(), **joins}
     member = worker(at, tmp_path, "north", **more)
     assert member.join() == 0, member.log
     assert "has been changed. It is read again" in member.log
