@@ -397,6 +397,7 @@ events = sa.Table(
     _column("client", Slug, null=True),
     _column("actor", sa.String(100), comment="who: admin, a client's id, or coordinator"),
     _column("detail", Json),
+    sqlite_autoincrement=True,  # readers go on behind a number, also if its event went with its run
 )
 
 blobs = sa.Table(

@@ -83,7 +83,7 @@ class Removal:
         listed = self.removals.read_clients()
         for token_hash in listed.keys() - self.erased:
             view = self.store.client_by_token_hash(token_hash)
-            if view is not None:
+            if view is not None and view.revoked_at is None:  # it may wait for its last update for days
                 self.enrolments.revoke(view.client, listed[token_hash])
             if view is None or self._erase(view.client, listed[token_hash]).name is not None:
                 self.erased.add(token_hash)

@@ -6,6 +6,7 @@ nothing, and knows no algorithm: any algorithm takes any weights.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,9 @@ __all__ = [
     "sizes_of",
     "softmax",
 ]
+
+LONGEST_LABEL = 200
+"""As the coordinator's database and messages have room for."""
 
 
 def _check_shares(target: str | tuple[float, ...]) -> str | tuple[float, ...]:
@@ -295,7 +299,7 @@ class Weighting(Frozen):
 
     @property
     def label(self) -> str:
-        """Its kind, and the options that are not as by default.
+        """Its kind, and the options that are not as by default; a long one is cut and ends in its digest.
 
         >>> from shared.weightings.disco import DiscoWeighting
         >>> DiscoWeighting(a=0.2).label
@@ -306,7 +310,11 @@ class Weighting(Frozen):
             for name, field in type(self).model_fields.items()
         }
         chosen = {name: value for name, value in self if name != "kind" and value != usual[name]}
-        return " ".join([self.kind, *(f"{name}={value}" for name, value in chosen.items())])
+        label = " ".join([self.kind, *(f"{name}={value}" for name, value in chosen.items())])
+        if len(label) <= LONGEST_LABEL:
+            return label
+        digest = hashlib.sha256(label.encode()).hexdigest()[:12]
+        return f"{label[: LONGEST_LABEL - 20]}... ({digest})"
 
     def find_dependence(self) -> str | None:
         """Why a client cannot compute its score alone, from two sums over all clients; None if it can."""

@@ -30,6 +30,7 @@ from shared.weightings.base import (
     layer_of,
     make_rows,
 )
+from shared.weightings.disco import DiscoWeighting
 from shared.weightings.fedadp import FedAdpWeighting
 from shared.weightings.fedawa import FedAwaWeighting
 from shared.weightings.feddgga import FedDgGaWeighting
@@ -632,3 +633,11 @@ def test_what_ones_own_gives_amiss_is_named(give: Callable[[WeightingRound], Any
 def test_an_unknown_kind_names_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"kind is none of disco, entropy, .*, or package\.module:attribute"):
         RunConfig.model_validate({"name": "a", "weighting": {"kind": "fedwhat"}})
+
+
+def test_a_label_is_as_long_as_there_is_room_for_and_says_which_options() -> None:
+    targets = [tuple(1.0 + (place == number) for place in range(60)) for number in range(2)]
+    labels = [DiscoWeighting(target=target).label for target in targets]
+    assert all(len(label) <= 200 and label.startswith("disco target=(") for label in labels)
+    assert labels[0] != labels[1]
+    assert DiscoWeighting(a=0.2, b=0.3).label == "disco a=0.2 b=0.3"

@@ -136,3 +136,16 @@ def test_streams_end_with_the_coordinator(database_url: str, tmp_path: Path) -> 
     stream._thread.join(timeout=5)
     assert stream.ended
     assert stream.status == 200
+
+
+def test_an_event_after_a_run_was_deleted_has_a_number_that_nobody_has_seen(at: Live) -> None:
+    """Who reads on behind the newest number must not miss what happens after its run has gone."""
+    at.create("newest", min_clients=1)
+    at.admin.post("/runs/newest/stop", json={})
+    seen = at.events(None)[-1]["id"]
+    stream = Listener(at.http(), f"/events?after={seen}")
+    assert at.admin.delete("/runs/newest").status_code == 200
+    at.site("late")
+    kinds = [event["kind"] for event in at.admin.get("/log", params={"after": seen}).json()]
+    assert kinds == ["run_deleted", "client_registered"]
+    at.wait_for(lambda: len(stream.seen) >= 2)

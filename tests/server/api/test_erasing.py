@@ -330,3 +330,13 @@ def test_a_name_inside_other_words_is_left_alone(at: Live) -> None:
     assert event["detail"]["reason"] == told
     names = [client["client"] for client in at.admin.get("/clients").json()]
     assert names == ["erased-1", "site-2", "site.b"]
+
+
+def test_an_erasure_that_waits_is_noted_once(at: Live, tmp_path: Path) -> None:
+    train(at)
+    assert at.admin.post(f"/clients/{NAME}/erase").status_code < 300
+    path = tmp_path / "data" / "revocations.jsonl"
+    noted = path.read_bytes()
+    for _ in range(3):
+        at.coordinator.removal.erase_pending()
+    assert path.read_bytes() == noted

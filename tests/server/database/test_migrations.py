@@ -693,6 +693,35 @@ def test_an_installation_of_schema_0020_has_counted_no_changes(empty_database_ur
     engine.dispose()
 
 
+def test_events_of_schema_0021_keep_their_numbers_and_no_number_is_given_twice(
+    empty_database_url: str,
+) -> None:
+    upgrade(empty_database_url, "0021")
+    engine = make_engine(empty_database_url)
+    at = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
+    told = {"at": at, "kind": "run_created", "actor": "admin", "detail": {"name": "a"}}
+
+    def numbers() -> list[int]:
+        with engine.begin() as connection:
+            return list(connection.execute(sa.select(events.c.id).order_by(events.c.id)).scalars())
+
+    with engine.begin() as connection:
+        connection.execute(events.insert(), [told | {"round": number} for number in range(5)])
+        before = connection.execute(sa.select(events).order_by(events.c.id)).all()
+    for revision in ("0022", "0021", "0022"):
+        (downgrade if revision == "0021" else upgrade)(empty_database_url, revision)
+        with engine.begin() as connection:
+            assert connection.execute(sa.select(events).order_by(events.c.id)).all() == before
+        (key,) = sa.inspect(engine).get_foreign_keys("events")
+        assert (key["referred_table"], key["options"].get("ondelete")) == ("runs", "CASCADE")
+        assert [index["column_names"] for index in sa.inspect(engine).get_indexes("events")] == [["run"]]
+    with engine.begin() as connection:
+        connection.execute(events.delete().where(events.c.id >= 4))
+        connection.execute(events.insert(), told)
+    assert numbers()[-1] > before[-1].id
+    engine.dispose()
+
+
 def test_clients_of_schema_0011_are_not_erased(empty_database_url: str) -> None:
     upgrade(empty_database_url, "0011")
     engine = make_engine(empty_database_url)
