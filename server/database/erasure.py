@@ -53,8 +53,11 @@ _TOLD_IN_A_ROUND = (
 _SCORES = {"per_category": {}, "confusion": None}
 """Of a score only these go, and all of ``extra`` and of the shadows' but what decides which round is best."""
 _NAMED_IN_CONFIG = ("participants", "assistant")
-_SAID = ("assistance_failed", "client_declined", "failure_reported")
+_SAID = ("client_declined", "failure_reported")
+_SAID_AS_ASSISTANT = ("assistance_failed",)
 """Events whose reason is in the client's own words."""
+
+ERASED_WORDS = "(erased)"
 
 Replace = Callable[[str], str]
 
@@ -109,14 +112,15 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     its_runs = _lock_its_runs(connection, client)
     if list_open_updates(connection, client):
         return None
-    name, said = _add_nameless(connection, client, now), _list_words(connection, client)
+    name = _add_nameless(connection, client, now)
+    replace = _make_replace(client, name, _list_words(connection, client, _SAID))
+    faults = dict.fromkeys(_list_words(connection, client, _SAID_AS_ASSISTANT), ERASED_WORDS)
     _move_rows(connection, client, name)
-    replace = _make_replace(client, name, said)
-    _rename_in_runs(connection, its_runs, client, name, said, replace)
+    _rename_in_runs(connection, its_runs, client, name, replace, faults)
     moved = runs.update().where(runs.c.run.in_(its_runs)).values(version=runs.c.version + 1)
     connection.execute(moved)  # whoever knows them by heart reads them again
     connection.pending.update(dict.fromkeys(its_runs))
-    _rename_in_events(connection, its_runs, client, name, replace)
+    _rename_in_events(connection, its_runs, client, name, replace, faults)
     _rename_in_deletions(connection, client, name, replace)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}
     connection.execute(join_tokens.update().where(join_tokens.c.name == client).values(token))
@@ -140,25 +144,27 @@ def _lock_its_runs(connection: Writing, client: str) -> list[str]:
 
 
 def _add_nameless(connection: Writing, client: str, now: dt.datetime) -> str:
-    row = connection.select(sa.select(clients).where(clients.c.client == client)).one_or_none()
+    # another coordinator that erases it at the same moment waits here, and finds it gone
+    own = sa.select(clients).where(clients.c.client == client).with_for_update()
+    row = connection.select(own).one_or_none()
     if row is None:
         raise no_such_client(client)
-    name = find_free_name(connection, ERASED)
     values = {
-        "client": name,
         "token_hash": secrets.token_hex(32),  # of no token
         "version": "",
         "registered_at": row.registered_at,
         "revoked_at": row.revoked_at or now,
         "erased_at": now,
     }
-    connection.execute(clients.insert(), values)
+    name = find_free_name(connection, ERASED)
+    while connection.insert_new(clients, values | {"client": name}, "client") != 1:
+        name = find_free_name(connection, ERASED)  # another client was erased at the same moment
     return name
 
 
-def _list_words(connection: Reading, client: str) -> list[str]:
+def _list_words(connection: Reading, client: str, kinds: Sequence[str]) -> list[str]:
     """The reasons that it gave, which others' rows may repeat; longer ones first."""
-    its_own = sa.and_(events.c.actor == client, events.c.client == client, events.c.kind.in_(_SAID))
+    its_own = sa.and_(events.c.actor == client, events.c.client == client, events.c.kind.in_(kinds))
     own = connection.select(sa.select(events.c.detail).where(its_own)).scalars()
     found = {detail["reason"] for detail in own if isinstance(detail.get("reason"), str)}
     return sorted(found - {""}, key=len, reverse=True)
@@ -194,14 +200,14 @@ def _clear_extra_scores(connection: Writing, client: str) -> None:
 def _make_replace(client: str, name: str, said: Sequence[str]) -> Replace:
     """Its name and what it said, in a text.
 
-    Its words stand behind a colon, as reasons quote them; elsewhere the same words are somebody else's. All
-    in one look, so that what is put in is not looked through again.
+    Its words stand where a round's end quotes them; elsewhere the same words are somebody else's. All in one
+    look, so that what is put in is not looked through again.
     """
     # at the end of a sentence a full stop is none of the name
     word = rf"(?<![A-Za-z0-9._-]){re.escape(client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
-    quoted = [rf"(?<=: ){re.escape(words)}(?!\w)" for words in said]
+    quoted = [rf"(?<=failed: ){re.escape(words)}(?=[;)]|\Z)" for words in said]
     pattern = re.compile("|".join((*quoted, word)))
-    return lambda text: pattern.sub(lambda match: name if match[0] == client else "(erased)", text)
+    return lambda text: pattern.sub(lambda match: name if match[0] == client else ERASED_WORDS, text)
 
 
 def _rename(value: Any, client: str, name: str) -> Any:
@@ -228,17 +234,14 @@ def _rename_in_runs(
     its_runs: Sequence[str],
     client: str,
     name: str,
-    said: Sequence[str],
     replace: Replace,
+    faults: Mapping[str, str],
 ) -> None:
     """Reasons of others may name it, and so may the list of those who may take part."""
-    of_tables = [table.c.reason for table in (runs, enrolments, rounds, participants, assistances)]
-    for column in of_tables:
+    for column in (table.c.reason for table in (runs, enrolments, rounds, participants)):
         _rename_in_column(connection, column, its_runs, replace)
-    faults = dict.fromkeys(said, "(erased)")  # an assistant's words, alone
-    _rename_in_column(
-        connection, assistances.c.fault, its_runs, lambda text: faults.get(text) or replace(text)
-    )
+    for column in (assistances.c.reason, assistances.c.fault):  # where an assistant's words stand alone
+        _rename_in_column(connection, column, its_runs, lambda text: faults.get(text) or replace(text))
     named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
     for run, config, revision in connection.select(named).all():
         changed = _rename_in_config(config, client, name)
@@ -260,14 +263,19 @@ def _rename_in_column(
 
 
 def _rename_in_events(
-    connection: Writing, its_runs: Sequence[str], client: str, name: str, replace: Replace
+    connection: Writing,
+    its_runs: Sequence[str],
+    client: str,
+    name: str,
+    replace: Replace,
+    faults: Mapping[str, str],
 ) -> None:
     about = sa.or_(events.c.client == client, events.c.actor == client)
     chosen = sa.or_(about, events.c.run.in_(its_runs), events.c.kind == "join_token_added")
     changed = [
         {"of_id": row.id, **values}
         for row in connection.select(sa.select(events).where(chosen)).all()
-        if (values := _rename_event(row, client, name, replace)) is not None
+        if (values := _rename_event(row, client, name, replace, faults)) is not None
     ]
     if changed:
         one = events.c.id == sa.bindparam("of_id", type_=sa.BigInteger)
@@ -278,13 +286,16 @@ def _rename_in_events(
         connection.execute(events.update().where(one).values(columns), changed)
 
 
-def _rename_event(row: Any, client: str, name: str, replace: Replace) -> dict[str, Any] | None:
+def _rename_event(
+    row: Any, client: str, name: str, replace: Replace, faults: Mapping[str, str]
+) -> dict[str, Any] | None:
     """The new values; None if it does not name the client."""
     detail = dict(row.detail)
     if client in (row.client, row.actor) or detail.get("name") == client:
         detail = {key: value for key, value in detail.items() if key not in _ITS_OWN}
     if isinstance(detail.get("reason"), str):
-        detail["reason"] = replace(detail["reason"])
+        missed = faults.get(detail["reason"]) if row.kind == "assistance_missed" else None
+        detail["reason"] = missed or replace(detail["reason"])
     if "participants" in detail:
         detail["participants"] = _rename(detail["participants"], client, name)
     values = {

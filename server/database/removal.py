@@ -63,14 +63,18 @@ def _check_ended(run: str, row: Row) -> Row:
     return row
 
 
-def _lock(connection: Writing, run: str) -> Row:
-    """The run's row, which nobody changes until the transaction ends; None for no such run."""
-    return connection.select(sa.select(runs).where(runs.c.run == run).with_for_update()).one_or_none()
+def _lock(connection: Writing, run: str, *, key_share: bool = False) -> Row:
+    """The run's row, which nobody changes until the transaction ends; None for no such run.
+
+    ``key_share``: others may go on to write rows that name the run.
+    """
+    own = sa.select(runs).where(runs.c.run == run).with_for_update(key_share=key_share)
+    return connection.select(own).one_or_none()
 
 
 def archive_run(connection: Writing, run: str, archived: bool, *, actor: str, now: dt.datetime) -> bool:
     """Put the run away, or back; whether that is news. Raises as :func:`find_ended`."""
-    row = _check_ended(run, _lock(connection, run))
+    row = _check_ended(run, _lock(connection, run, key_share=True))
     if (row.archived_at is not None) == archived:
         return False
     connection.execute(runs.update().where(runs.c.run == run).values(archived_at=now if archived else None))

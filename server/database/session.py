@@ -120,7 +120,7 @@ class Writing(Reading):
     def continue_numbering(self, tables: Sequence[sa.Table]) -> None:
         """After rows came in with their numbers: let the next row of each table get the next one."""
         if self.dialect != "postgresql":
-            return  # SQLite takes the largest and adds one
+            return  # SQLite takes the largest and adds one, of events the largest that there ever was
         for table in tables:
             column = table.autoincrement_column
             if column is not None:

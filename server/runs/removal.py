@@ -82,11 +82,13 @@ class Removal:
         """Erase those that the list names and the database still knows, unless their updates are open."""
         listed = self.removals.read_clients()
         for token_hash in listed.keys() - self.erased:
-            view = self.store.client_by_token_hash(token_hash)
-            if view is not None and view.revoked_at is None:  # it may wait for its last update for days
-                self.enrolments.revoke(view.client, listed[token_hash])
-            if view is None or self._erase(view.client, listed[token_hash]).name is not None:
-                self.erased.add(token_hash)
+            with suppress(NotFound):  # another coordinator was faster
+                view = self.store.client_by_token_hash(token_hash)
+                if view is not None and view.revoked_at is None:  # it may wait for its last update for days
+                    self.enrolments.revoke(view.client, listed[token_hash])
+                if view is not None and self._erase(view.client, listed[token_hash]).name is None:
+                    continue
+            self.erased.add(token_hash)
 
     async def run(self, threads: Threads) -> None:
         """Until cancelled: erase whose last open update has been counted."""

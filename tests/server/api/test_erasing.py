@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from server.runs.verification import verify
 from server.web.security import hash_token
 from shared.json_lines import FileLines
 from shared.problems import NotFound
-from tests.helpers.live_coordinator import Live, ManualClient, file_of, live, settings_for, sha256
+from tests.helpers.live_coordinator import ADMIN, Live, ManualClient, file_of, live, settings_for, sha256
 
 NAME = "south-hospital"
 
@@ -340,3 +342,23 @@ def test_an_erasure_that_waits_is_noted_once(at: Live, tmp_path: Path) -> None:
     for _ in range(3):
         at.coordinator.removal.erase_pending()
     assert path.read_bytes() == noted
+
+
+def test_clients_that_are_erased_at_the_same_moment_get_names_of_their_own(at: Live) -> None:
+    for round in range(3):
+        names = [f"site-{round}-{number}" for number in range(4)]
+        for name in names:
+            at.site(name)
+        barrier = threading.Barrier(8)
+
+        def erase(name: str, barrier: threading.Barrier = barrier) -> int:
+            with at.http(ADMIN) as http:
+                barrier.wait(10)
+                return http.post(f"/clients/{name}/erase").status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(erase, [*names, *names]))
+        assert all(sorted(pair)[0] == 200 for pair in zip(answers[:4], answers[4:], strict=True)), answers
+        assert set(answers) <= {200, 404}
+    listed = [client["client"] for client in at.admin.get("/clients").json()]
+    assert sorted(listed) == sorted(f"erased-{number}" for number in range(1, 13))
