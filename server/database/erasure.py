@@ -50,7 +50,7 @@ _TOLD_IN_A_ROUND = (
     "end_loss",
     "epsilon",
 )
-_SCORES = {"per_category": {}, "confusion": None}
+_SCORES: dict[str, Any] = {"per_category": {}, "confusion": None}
 """Of a score only these go, and all of ``extra`` and of the shadows' but what decides which round is best."""
 _NAMED_IN_CONFIG = ("participants", "assistant")
 _SAID = ("client_declined", "failure_reported")

@@ -413,6 +413,7 @@ def test_a_card_counts_who_trained_and_who_scored(trained: Live) -> None:
     with AdminClient(trained.url, token=ADMIN) as client:
         view, rounds = client.run("demo"), client.rounds("demo")
     choice = choose_model(view, rounds)
+    model = describe_model(view, choice, ())
     some = view.enrolments[0]
     beside = [
         some.model_copy(update={"client": f"late-{number}", "role": role, "status": status, "examples": 5000})
@@ -426,11 +427,12 @@ def test_a_card_counts_who_trained_and_who_scored(trained: Live) -> None:
         )
     ]
     more = view.model_copy(update={"enrolments": (*view.enrolments, *beside)})
-    card = write_card(more, rounds, choice, None)
-    assert card == write_card(view, rounds, choice, None)
+    card = write_card(more, rounds, choice, model)
+    assert card == write_card(view, rounds, choice, model)
     rows = rounds[-1].ledger
     assert f"{len(rows)} clients with {sum(row.examples for row in rows)} examples trained it" in card
-    initial = write_card(more, rounds, choose_model(view, rounds, "0"), None)
+    first = choose_model(view, rounds, "0")
+    initial = write_card(more, rounds, first, describe_model(view, first, ()))
     assert "This is the initial model, which nobody has trained." in initial
     assert "trained it together" not in initial
 

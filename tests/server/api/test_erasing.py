@@ -259,7 +259,7 @@ def test_an_erased_evaluator_leaves_what_chose_the_model_and_no_other_score(at: 
     for number, value in ((1, 0.2), (2, 0.9), (3, 0.4)):
         assert trainer.until("train")["round"] == number
         assert trainer.upload("demo", number, file_of(float(number))).status_code == 200
-        at.wait_for(lambda number=number: at.run()["completed_rounds"] >= number)
+        at.wait_for(lambda count=number: bool(at.run()["completed_rounds"] >= count))  # type: ignore[misc]
         extra = {"macro_f1": value, "sensitivity:cat": value, "sensitivity:dog": 0.125}
         score = {
             "loss": 1.0, "accuracy": 0.5, "examples": 30, "per_category": {"cat": 0.25}, "extra": extra,
