@@ -82,7 +82,7 @@ def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None
         assert len(started.alive()) == 9
         assert len(started.forks()) == 7, "for all of them PyTorch is imported once"
         started.signal(number)
-        assert started.wait() == 130
+        assert started.wait() in (130, -signal.SIGINT)  # 130 to a shell; see tests/benchmarks
         assert started.alive() == []
     assert "Stopped." in started.output
     assert "Traceback" not in started.output
