@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from server.database.copying import Url, file_url, load_copy, unchanging_url, wr
 from server.database.migrations import check_current, is_current, upgrade
 from server.database.session import make_engine, sqlite_file
 from server.database.store import Store
-from server.ownership import owning
+from server.ownership import holding, owning
 from server.removals import FILE as REMOVALS_FILE
 from server.removals import Removals
 from server.revocations import FILE, Revocations
@@ -112,22 +111,15 @@ def _alone(folder: Path) -> Iterator[None]:
     """No other process adds to the backup or removes from it during the block."""
     with storage_errors(folder):
         make_folder(folder)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
-    try:
-        with storage_errors(folder):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
-                raise StorageUnavailable(
-                    f"another `feddisco backup` (process {owner}) is writing to {folder}",
-                    hint="Try again when it has ended.",
-                ) from None
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+
+    def refuse(owner: str) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"another `feddisco backup` (process {owner or 'unknown'}) is writing to {folder}",
+            hint="Try again when it has ended.",
+        )
+
+    with holding(folder / "lock", str(os.getpid()), refuse):
         yield
-    finally:
-        os.close(handle)  # releases it
 
 
 # -------------------------------------------------------------------- out

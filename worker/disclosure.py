@@ -11,12 +11,10 @@ bring a second draw of the noise. ``docs/privacy.md`` says what this protects ag
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,11 +24,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shared.config import AnyMetric
 from shared.discrepancy import Target, discrepancy, largest, shares
 from shared.faults import SENTENCES, FaultCode
-from shared.files import PRIVATE, replace_file, storage_errors
+from shared.files import PRIVATE, replace_file
 from shared.own_parts import is_own
 from shared.problems import InvalidConfiguration
 from shared.schemas import Grade
 from worker.candidates import Fits, count_fits
+from worker.locks import locked
 from worker.noise import make_noise, sensitivity
 
 __all__ = [
@@ -153,7 +152,7 @@ class Disclosures:
         grade = check_rule(question.metric, question.target, len(question.counts), rule)
         if rule.dealt and grade == "exact":
             return _make_answer(question, grade, rule.epsilon)
-        with self._locked():
+        with locked(self._folder / "disclosures.lock"):
             kept = self._read()
             found = _find(question, rule, kept)
             if found is None:
@@ -174,13 +173,6 @@ class Disclosures:
                 f"the record of what this site has told, {self._path}, cannot be read.",
                 hint="Restore it from a backup. Without it the same question would be answered anew.",
             ) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Workers in slots of one folder answer one after the other."""
-        with storage_errors(self._folder), (self._folder / "disclosures.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 def check_rule(metric: AnyMetric, target: Target, classes: int, rule: Rule) -> Grade:

@@ -14,17 +14,16 @@ new. Data that a run's partition deals are counted by part.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.files import PRIVATE, replace_file, storage_errors
+from shared.files import PRIVATE, replace_file
 from shared.problems import InvalidConfiguration
 from shared.texts import format_count
 from shared.training.accountant import Spending, find_epsilon
+from worker.locks import locked
 from worker.told import ACCOUNT
 
 __all__ = ["OWN_DATA", "PrivacyAccount", "Spent", "spent_lines"]
@@ -84,7 +83,7 @@ class PrivacyAccount:
 
         Returns None if it is counted, and on disk; otherwise what they would have lost.
         """
-        with self._locked():
+        with locked(self._folder / "privacy-spent.lock"):
             kept = self._read()
             if most is not None:
                 before = (each.spending for each in kept if each.data == data)
@@ -105,13 +104,6 @@ class PrivacyAccount:
                 f"the account of private training, {self._path}, cannot be read.",
                 hint="Restore it from a backup. Without it what was spent would not be counted.",
             ) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Workers in slots of one folder count one after the other."""
-        with storage_errors(self._folder), (self._folder / "privacy-spent.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 def _add(kept: Iterable[Spent], run: str, data: str, version: str, spending: Spending) -> Iterator[Spent]:

@@ -16,7 +16,6 @@ the same masks.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -30,7 +29,7 @@ from pydantic import BaseModel, Field
 
 from shared.discrepancy import discrepancy
 from shared.faults import Fault, FaultCode
-from shared.files import PRIVATE, replace_file, storage_errors
+from shared.files import PRIVATE, replace_file
 from shared.fingerprints import format_fingerprint, identity_fingerprint
 from shared.frozen import Frozen
 from shared.problems import ModelDiverged
@@ -41,6 +40,7 @@ from shared.secure.messages import Answer, Attempt, Inbox, View
 from shared.weightings import AnyWeighting, Contribution
 from shared.weightings.base import Totals
 from worker.faults import UPLOAD_BREAKS, LocalFault, describe_broken_upload
+from worker.locks import locked
 
 if TYPE_CHECKING:
     from shared.schemas import RunView
@@ -472,8 +472,7 @@ def note_label_sum(state: Path, data: str, members: tuple[str, ...]) -> None:
     Raises :class:`ProtocolRefused` if they were summed over others before.
     """
     path = state / _LABEL_SUMS
-    with storage_errors(state), (state / "label-sums.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(state / "label-sums.lock"):
         kept = _read(path, _LabelSums) or _LabelSums()
         if kept.members.get(data, members) != members:
             raise ProtocolRefused(
