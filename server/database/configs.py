@@ -9,7 +9,7 @@ from server.database.tables import runs
 from shared.config import RunConfig
 from shared.problems import NotFound
 
-__all__ = ["Configs", "no_such_run", "require_run"]
+__all__ = ["Configs", "keep_run", "no_such_run", "require_run"]
 
 
 class Configs:
@@ -46,4 +46,15 @@ def no_such_run(run: str) -> NotFound:
 def require_run(connection: Reading, run: str) -> None:
     """Raises :class:`NotFound` if there is no run of this name."""
     if connection.select(sa.select(runs.c.run).where(runs.c.run == run)).scalar() is None:
+        raise no_such_run(run)
+
+
+def keep_run(connection: Writing, run: str) -> None:
+    """Nobody deletes the run until the transaction ends. Raises as :func:`require_run`.
+
+    For who locks the event log next: a deletion locks the run first, and the other way round would be a
+    deadlock.
+    """
+    kept = sa.select(runs.c.run).where(runs.c.run == run).with_for_update(read=True, key_share=True)
+    if connection.select(kept).scalar() is None:
         raise no_such_run(run)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from server.database import audit_log
-from server.database.configs import require_run
+from server.database.configs import keep_run
 from server.database.session import Reading, Writing
 from server.database.storable import make_storable
 from server.database.tables import events
@@ -98,7 +98,7 @@ def record(
 ) -> None:
     """An event outside the transitions, such as a refused upload. NotFound for no such run."""
     if run is not None:
-        require_run(connection, run)
+        keep_run(connection, run)
     row = {"kind": kind, "run": run, "round": round, "client": client, "detail": detail}
     add_events(connection, [row], actor=actor, now=now)
 

@@ -58,7 +58,7 @@ from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Eve
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
 from shared.config import RunConfig
-from shared.problems import Conflict, StorageUnavailable
+from shared.problems import Conflict, NameTaken, StorageUnavailable, WrongToken
 from shared.schemas import (
     Assignment,
     ClientView,
@@ -380,7 +380,13 @@ class Store:
                 connection, name, token_hash, version, grant, identity=identity, actor=actor, now=now
             )
 
-        return self._writer.write(work)
+        try:
+            return self._writer.write(work)
+        except (NameTaken, WrongToken, sa.exc.IntegrityError):
+            # at another coordinator the same client may have been faster, with its first request
+            if known := self._read(clients.find_registered, name, token_hash):
+                return known
+            raise
 
     def client_by_token_hash(self, token_hash: str) -> ClientView | None:
         """Revoked clients too: their token is refused with another reason than an unknown one."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import pytest
 import sqlalchemy as sa
@@ -18,10 +20,11 @@ from server.database.tables import clients
 from server.lifecycle.effects import Aggregate
 from server.lifecycle.events import PauseRequested, TimePassed
 from server.lifecycle.machine import Decision, decide
-from shared.problems import Conflict, IllegalTransition, StorageUnavailable, UpdateLate
+from shared.problems import Conflict, IllegalTransition, NotFound, StorageUnavailable, UpdateLate
 from shared.schemas import ParticipantStatus, RunStatus
 from tests.helpers.store_play import NOW, RUN, Story, digest, later
 
+T = TypeVar("T")
 CLIENTS = [f"c{place:02}" for place in range(20)]
 
 
@@ -34,9 +37,9 @@ def stories(database_url: str) -> Iterator[tuple[Story, Story]]:
         engine.dispose()
 
 
-def race(jobs: list[Callable[[], Decision]]) -> list[Decision | Exception]:
+def race(jobs: Sequence[Callable[[], T]]) -> list[T | Exception]:
     """All at the same moment, each on a thread of its own; results in the order of the jobs."""
-    results: list[Decision | Exception] = [RuntimeError("did not run")] * len(jobs)
+    results: list[T | Exception] = [RuntimeError("did not run")] * len(jobs)
     start = threading.Barrier(len(jobs))
 
     def run(place: int) -> None:
@@ -140,6 +143,44 @@ def test_a_join_token_for_one_lets_one_in(stories: tuple[Story, Story]) -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert entered == ["client-1"]
+
+
+@pytest.mark.parametrize("name", [None, "a-clinic"])
+@pytest.mark.parametrize("uses", [1, 5])
+def test_one_client_that_registers_twice_at_once_is_one(
+    stories: tuple[Story, Story], name: str | None, uses: int
+) -> None:
+    """The answer to its first request is late, and it asks another coordinator."""
+    for turn in range(10):
+        wanted = None if name is None else f"{name}-{turn}"
+        join, token = digest("join", turn), digest("token", turn)
+        stories[0].store.add_join_token(join, uses, None, NOW)
+
+        def register(place: int, wanted: str | None = wanted, join: str = join, token: str = token) -> str:
+            return stories[place].store.register(wanted, token, "0.1.0", NOW, join_hash=join)
+
+        first, second = race([partial(register, 0), partial(register, 1)])
+        assert first == second
+        assert isinstance(first, str), first
+    assert len(stories[0].store.clients()) == 10
+    assert {row.uses_left for row in stories[0].store.join_tokens()} == {uses - 1}
+    assert stories[0].kinds(None).count("client_registered") == 10
+
+
+def test_a_deletion_and_refused_uploads_do_not_lock_one_another_out(stories: tuple[Story, Story]) -> None:
+    for turn in range(10):
+        run = f"run-{turn}"
+        stories[0].create(run)
+
+        def delete(run: str = run) -> None:
+            stories[0].store.delete_run(run, reason="wrong", actor="admin", now=later(5), even_open=True)
+
+        def record(run: str = run) -> None:
+            for _ in range(5):
+                stories[1].store.record("update_refused", run=run, actor="a", now=later(5))
+
+        results = race([delete, record])
+        assert [r for r in results if r is not None and not isinstance(r, NotFound)] == []
 
 
 def test_revocations_and_uploads_do_not_lock_one_another_out(stories: tuple[Story, Story]) -> None:
