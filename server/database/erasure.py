@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,8 +59,6 @@ _SAID_AS_ASSISTANT = ("assistance_failed",)
 """Events whose reason is in the client's own words."""
 
 ERASED_WORDS = "(erased)"
-
-Replace = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,15 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
     if list_open_updates(connection, client):
         return None
     name = _add_nameless(connection, client, now)
-    replace = _make_replace(client, name, _list_words(connection, client, _SAID))
-    faults = dict.fromkeys(_list_words(connection, client, _SAID_AS_ASSISTANT), ERASED_WORDS)
+    said, faults = (_list_words(connection, client, kinds) for kinds in (_SAID, _SAID_AS_ASSISTANT))
+    renaming = _Renaming(client, name, said, faults)
     _move_rows(connection, client, name)
-    _rename_in_runs(connection, its_runs, client, name, replace, faults)
+    _rename_in_runs(connection, its_runs, renaming)
     moved = runs.update().where(runs.c.run.in_(its_runs)).values(version=runs.c.version + 1)
     connection.execute(moved)  # whoever knows them by heart reads them again
     connection.pending.update(dict.fromkeys(its_runs))
-    _rename_in_events(connection, its_runs, client, name, replace, faults)
-    _rename_in_deletions(connection, client, name, replace)
+    _rename_in_events(connection, its_runs, renaming)
+    _rename_in_deletions(connection, renaming)
     token = {"name": None, "revoked_at": sa.func.coalesce(join_tokens.c.revoked_at, now)}
     connection.execute(join_tokens.update().where(join_tokens.c.name == client).values(token))
     connection.execute(identity_pins.delete().where(identity_pins.c.client == client))
@@ -132,11 +131,12 @@ def erase(connection: Writing, client: str, *, actor: str, now: dt.datetime) -> 
 
 def _lock_its_runs(connection: Writing, client: str) -> list[str]:
     """Those in which it took part, and those whose configuration names it."""
+    unnamed = _Renaming(client, "")
     took_part = connection.select(sa.select(enrolments.c.run).where(enrolments.c.client == client)).scalars()
     named = (
         run
         for run, config in connection.select(sa.select(runs.c.run, runs.c.config)).all()
-        if _rename_in_config(config, client, "") != config
+        if unnamed.in_config(config) != config
     )
     of_client = runs.c.run.in_({*took_part, *named})
     locked = sa.select(runs.c.run).where(of_client).order_by(runs.c.run)
@@ -197,61 +197,86 @@ def _clear_extra_scores(connection: Writing, client: str) -> None:
         connection.execute(evaluations.update().where(one, evaluations.c.client == client).values(values))
 
 
-def _make_replace(client: str, name: str, said: Sequence[str]) -> Replace:
-    """Its name and what it said, in a text.
+@dataclass(frozen=True)
+class _Renaming:
+    """Its name, and what it ``said``, wherever rows hold them.
 
-    Its words stand where a round's end quotes them; elsewhere the same words are somebody else's. All in one
-    look, so that what is put in is not looked through again.
+    ``faults``: what it said as an assistant, whose words also stand alone.
     """
-    # at the end of a sentence a full stop is none of the name
-    word = rf"(?<![A-Za-z0-9._-]){re.escape(client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
-    quoted = [rf"(?<=failed: ){re.escape(words)}(?=[;)]|\Z)" for words in said]
-    pattern = re.compile("|".join((*quoted, word)))
-    return lambda text: pattern.sub(lambda match: name if match[0] == client else ERASED_WORDS, text)
 
+    client: str
+    name: str
+    said: Sequence[str] = ()
+    faults: Collection[str] = ()
 
-def _rename(value: Any, client: str, name: str) -> Any:
-    """Where a list or an object names clients: only this one, whole."""
-    if isinstance(value, list):
-        return [name if each == client else _rename(each, client, name) for each in value]
-    if isinstance(value, dict):
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        # at the end of a sentence a full stop is none of the name
+        word = rf"(?<![A-Za-z0-9._-]){re.escape(self.client)}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
+        quoted = [rf"(?<=failed: ){re.escape(words)}(?=[;)]|\Z)" for words in self.said]
+        return re.compile("|".join((*quoted, word)))
+
+    def in_text(self, text: str) -> str:
+        """Its words stand where a round's end quotes them; elsewhere the same words are somebody else's.
+
+        All in one look, so that what is put in is not looked through again.
+        """
+        return self._pattern.sub(lambda found: self.name if found[0] == self.client else ERASED_WORDS, text)
+
+    def in_fault(self, text: str) -> str:
+        """A text that may be an assistant's own, and nothing else."""
+        return ERASED_WORDS if text in self.faults else self.in_text(text)
+
+    def in_names(self, value: Any) -> Any:
+        """Where a list or an object names clients: only this one, whole."""
+        if isinstance(value, list):
+            return [self.name if each == self.client else self.in_names(each) for each in value]
+        if isinstance(value, dict):
+            return {
+                key: self.name if key == "client" and each == self.client else self.in_names(each)
+                for key, each in value.items()
+            }
+        return value
+
+    def in_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            key: name if key == "client" and each == client else _rename(each, client, name)
-            for key, each in value.items()
+            key: self.in_names(value) if key in _NAMED_IN_CONFIG else value for key, value in config.items()
         }
-    return value
+
+    def in_event(self, row: Any) -> dict[str, Any] | None:
+        """The new values; None if it does not name the client."""
+        detail = dict(row.detail)
+        if self.client in (row.client, row.actor) or detail.get("name") == self.client:
+            detail = {key: value for key, value in detail.items() if key not in _ITS_OWN}
+        if isinstance(detail.get("reason"), str):
+            replace = self.in_fault if row.kind == "assistance_missed" else self.in_text
+            detail["reason"] = replace(detail["reason"])
+        if "participants" in detail:
+            detail["participants"] = self.in_names(detail["participants"])
+        values = {
+            "new_client": self.name if row.client == self.client else row.client,
+            "new_actor": self.name if row.actor == self.client else row.actor,
+            "new_detail": detail,
+        }
+        return values if list(values.values()) != [row.client, row.actor, row.detail] else None
 
 
-def _rename_in_config(config: Mapping[str, Any], client: str, name: str) -> dict[str, Any]:
-    return {
-        key: _rename(value, client, name) if key in _NAMED_IN_CONFIG else value
-        for key, value in config.items()
-    }
-
-
-def _rename_in_runs(
-    connection: Writing,
-    its_runs: Sequence[str],
-    client: str,
-    name: str,
-    replace: Replace,
-    faults: Mapping[str, str],
-) -> None:
+def _rename_in_runs(connection: Writing, its_runs: Sequence[str], renaming: _Renaming) -> None:
     """Reasons of others may name it, and so may the list of those who may take part."""
     for column in (table.c.reason for table in (runs, enrolments, rounds, participants)):
-        _rename_in_column(connection, column, its_runs, replace)
-    for column in (assistances.c.reason, assistances.c.fault):  # where an assistant's words stand alone
-        _rename_in_column(connection, column, its_runs, lambda text: faults.get(text) or replace(text))
+        _rename_in_column(connection, column, its_runs, renaming.in_text)
+    for column in (assistances.c.reason, assistances.c.fault):
+        _rename_in_column(connection, column, its_runs, renaming.in_fault)
     named = sa.select(runs.c.run, runs.c.config, runs.c.revision).where(runs.c.run.in_(its_runs))
     for run, config, revision in connection.select(named).all():
-        changed = _rename_in_config(config, client, name)
+        changed = renaming.in_config(config)
         if changed != config:
             values = {"config": changed, "revision": revision + 1}
             connection.execute(runs.update().where(runs.c.run == run).values(values))
 
 
 def _rename_in_column(
-    connection: Writing, column: sa.Column[Any], its_runs: Sequence[str], replace: Replace
+    connection: Writing, column: sa.Column[Any], its_runs: Sequence[str], replace: Callable[[str], str]
 ) -> None:
     table = column.table
     key = list(table.primary_key)
@@ -262,20 +287,13 @@ def _rename_in_column(
             connection.execute(sa.update(table).where(one).values({column.name: words}))
 
 
-def _rename_in_events(
-    connection: Writing,
-    its_runs: Sequence[str],
-    client: str,
-    name: str,
-    replace: Replace,
-    faults: Mapping[str, str],
-) -> None:
-    about = sa.or_(events.c.client == client, events.c.actor == client)
+def _rename_in_events(connection: Writing, its_runs: Sequence[str], renaming: _Renaming) -> None:
+    about = sa.or_(events.c.client == renaming.client, events.c.actor == renaming.client)
     chosen = sa.or_(about, events.c.run.in_(its_runs), events.c.kind == "join_token_added")
     changed = [
         {"of_id": row.id, **values}
         for row in connection.select(sa.select(events).where(chosen)).all()
-        if (values := _rename_event(row, client, name, replace, faults)) is not None
+        if (values := renaming.in_event(row)) is not None
     ]
     if changed:
         one = events.c.id == sa.bindparam("of_id", type_=sa.BigInteger)
@@ -286,32 +304,12 @@ def _rename_in_events(
         connection.execute(events.update().where(one).values(columns), changed)
 
 
-def _rename_event(
-    row: Any, client: str, name: str, replace: Replace, faults: Mapping[str, str]
-) -> dict[str, Any] | None:
-    """The new values; None if it does not name the client."""
-    detail = dict(row.detail)
-    if client in (row.client, row.actor) or detail.get("name") == client:
-        detail = {key: value for key, value in detail.items() if key not in _ITS_OWN}
-    if isinstance(detail.get("reason"), str):
-        missed = faults.get(detail["reason"]) if row.kind == "assistance_missed" else None
-        detail["reason"] = missed or replace(detail["reason"])
-    if "participants" in detail:
-        detail["participants"] = _rename(detail["participants"], client, name)
-    values = {
-        "new_client": name if row.client == client else row.client,
-        "new_actor": name if row.actor == client else row.actor,
-        "new_detail": detail,
-    }
-    return values if list(values.values()) != [row.client, row.actor, row.detail] else None
-
-
-def _rename_in_deletions(connection: Writing, client: str, name: str, replace: Replace) -> None:
+def _rename_in_deletions(connection: Writing, renaming: _Renaming) -> None:
     for row in connection.select(sa.select(deletions.c.id, deletions.c.reason, deletions.c.record)).all():
         record = dict(row.record)
-        record["clients"] = _rename(record["clients"], client, name)
-        record["config"] = _rename_in_config(record["config"], client, name)
-        values = {"reason": row.reason and replace(row.reason), "record": record}
-        record["reason"] = record["reason"] and replace(record["reason"])
+        record["clients"] = renaming.in_names(record["clients"])
+        record["config"] = renaming.in_config(record["config"])
+        record["reason"] = record["reason"] and renaming.in_text(record["reason"])
+        values = {"reason": row.reason and renaming.in_text(row.reason), "record": record}
         if values != {"reason": row.reason, "record": row.record}:
             connection.execute(deletions.update().where(deletions.c.id == row.id).values(values))
