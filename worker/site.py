@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shared.algorithms import load_algorithm
 from shared.config import Partition
 from shared.faults import Doing, Fault, FaultCode
+from shared.left_out import Reason
 from shared.problems import DataUnfit, InvalidConfiguration
 from shared.schemas import Role, RunView
 from shared.tasks import load_task
@@ -272,8 +273,18 @@ class Site:
             self.say(f"{run}: {split} data: {sentence}")
 
     def _find_loaded(self, call: LoadCall) -> Examples | None:
-        """What an equal call has loaded for a run that still needs it."""
-        return next((examples for made, examples in self._splits.values() if made == call), None)
+        """What an equal call has loaded for a run that still needs it, unless a file could not be read then.
+
+        Rights and disks mend without a trace in the files, and another run need not go without them.
+        """
+        return next(
+            (
+                examples
+                for made, examples in self._splits.values()
+                if made == call and not examples.left_out.has(Reason.UNREADABLE)
+            ),
+            None,
+        )
 
 
 def _digest(values: Any) -> str:

@@ -15,6 +15,7 @@ from PIL import Image
 from shared.config import Frozen, RunConfig
 from shared.data import Examples
 from shared.faults import Fault, FaultCode
+from shared.left_out import LeftOut, Reason
 from shared.schemas import RunStatus, RunView
 from shared.tasks import load_task
 from shared.tasks.base import Split, Task
@@ -58,6 +59,20 @@ class Renamed(Named):
     def load(self, split: Split, source: Path | None, seed: int) -> Examples:
         examples = super().load(split, source, seed)
         return Examples(examples.inputs, 1 - examples.targets)
+
+
+class Interrupted(Named):
+    """A share that was away for a moment as one of the files was read, which leaves no trace in them."""
+
+    is_away = True
+
+    def load(self, split: Split, source: Path | None, seed: int) -> Examples:
+        whole = super().load(split, source, seed)
+        if not Interrupted.is_away:
+            return whole
+        left_out = LeftOut()
+        left_out.add(Reason.UNREADABLE, "4.png", "cannot be read (Stale file handle)")
+        return Examples(whole.inputs[:4], whole.targets[:4], left_out=left_out)
 
 
 def written(folder: Path) -> Path:
@@ -189,6 +204,17 @@ def test_another_task_with_the_same_options_loads_for_itself(folder: Path) -> No
     here.settings = here.settings.model_copy(update={"task": f"{__name__}:Renamed"})
     two = here.prepare_run(view("two", f"{__name__}:Renamed", ORDERS[0]))
     assert [here.count_classes(local, None) for local in (one, two)] == [[3, 2], [2, 3]]
+
+
+def test_what_could_not_be_read_for_a_moment_is_read_for_the_next_run(folder: Path) -> None:
+    Interrupted.is_away = True
+    here = site(folder, f"{__name__}:Interrupted", on_broken="skip")
+    one = here.prepare_run(view("one", f"{__name__}:Interrupted", ORDERS[0]))
+    assert here.count_classes(one, None) == [3, 1]
+    Interrupted.is_away = False
+    two = here.prepare_run(view("two", f"{__name__}:Interrupted", ORDERS[0]))
+    assert here.count_classes(two, None) == [3, 2]
+    assert here.count_classes(one, None) == [3, 1]  # a run's own data stay as they were loaded for it
 
 
 def swap(one: Path, two: Path) -> None:
