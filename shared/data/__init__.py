@@ -176,9 +176,11 @@ class _Folder(Archive):
     """Links to folders are followed, but none twice."""
 
     def __init__(self, path: Path) -> None:
-        unreadable: list[OSError] = []
-        self._take(path, _walk(path, unreadable.append))
-        for error in unreadable:
+        self._unreadable: list[OSError] = []
+        self._take(path, _walk(path, self._unreadable.append))
+        for error in self._unreadable:
+            if Path(error.filename) == path:
+                raise error
             name = os.path.relpath(error.filename, path)
             if not _is_hidden(name):
                 self.left_out.add(Reason.UNREADABLE, name, describe_fault(error)[1])
@@ -187,7 +189,8 @@ class _Folder(Archive):
         return (self.path / name).read_bytes()
 
     def fingerprint(self) -> str:
-        return "\n".join(_state(self.path / name) for name in self.names)
+        unreadable = (f"{error.filename} {error.strerror}" for error in self._unreadable)
+        return "\n".join((*(_state(self.path / name) for name in self.names), *unreadable))
 
 
 class FileList(Archive):
@@ -279,8 +282,16 @@ def _walk(path: Path, on_error: Callable[[OSError], object]) -> Iterator[str]:
         folders.sort()
         for name in files:
             file = Path(folder, name)
-            if file.is_file() or file.is_symlink():  # a link into nowhere is told when it is read
+            if not _is_something_else(file):
                 yield file.relative_to(path).as_posix()
+
+
+def _is_something_else(path: Path) -> bool:
+    """A socket, say. What nobody may look at, and a link into nowhere, are told when they are read."""
+    try:
+        return not (path.is_file() or path.is_symlink())
+    except OSError:
+        return False
 
 
 def _zip_name(item: zipfile.ZipInfo) -> str:
@@ -305,17 +316,23 @@ def fingerprint_of(source: Path | None) -> str:
 
     Names, sizes and times, as a SHA-256 in hex; the contents are not read.
     """
-    if source is None or not source.exists():
-        return ""
-    state = _Folder(source).fingerprint() if source.is_dir() else _state(source)
+    try:
+        if source is None or not source.exists():
+            return ""
+        state = _Folder(source).fingerprint() if source.is_dir() else _state(source)
+    except OSError as error:
+        state = f"{source} {error.strerror}"
     return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest() if state else ""
 
 
 def _state(path: Path) -> str:
     """With the time of change (ctime), which moving and copying do not preserve: two images of one size
     and time of modification may have changed places."""
-    status = path.lstat() if path.is_symlink() and not path.exists() else path.stat()
-    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    try:
+        status = path.lstat() if path.is_symlink() and not path.exists() else path.stat()
+        return f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    except OSError as error:  # in a folder that may be listed and not entered, or on a share that is away
+        return f"{path} {error.strerror}"
 
 
 @contextmanager
@@ -341,7 +358,12 @@ def opened(source: Path | None, wanted: str, on_broken: OnBroken = "decline") ->
                 f"data: {source} has a file name that is marked as UTF-8 and is none.",
                 hint="Pack the archive anew, or unpack it and give the folder.",
             ) from error
-        yield archive
+        try:
+            yield archive
+        except InvalidConfiguration as fault:
+            if "absent" in fault.extra and archive.left_out.has(Reason.UNREADABLE):
+                archive.left_out.refuse_faults(source)  # it may be where nobody could look
+            raise
         if on_broken == "decline":
             archive.left_out.refuse_faults(source)
 

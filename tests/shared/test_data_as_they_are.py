@@ -383,6 +383,48 @@ def test_d4_a_file_or_folder_that_may_not_be_read_is_told_as_that(what: str) -> 
             (source / what).chmod(0o700)
 
 
+@pytest.mark.usefixtures("unprivileged")
+def test_d4_a_folder_that_may_be_listed_and_not_entered_is_told_by_its_files() -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = place(Path(folder), {"a/1.png": grey(), "b/1.png": grey()})
+        whole = fingerprint_of(source)
+        (source / "b").chmod(0o600)
+        try:
+            assert fingerprint_of(source) != whole
+            with pytest.raises(
+                InvalidConfiguration, match=r"data: b/1\.png in .* may not be read by this user"
+            ):
+                task_of().load("train", source, 0)
+            task = task_of()
+            task.on_broken = "skip"
+            assert task.load("train", source, 0).left_out.counts() == {"unreadable": 1}
+        finally:
+            (source / "b").chmod(0o700)
+
+
+@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.parametrize("mode", [0, 0o300, 0o400])
+@pytest.mark.parametrize("inside", ["", "data"])
+def test_d4_data_that_may_not_be_read_at_all_are_told_as_that(mode: int, inside: str) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        place(Path(folder) / inside, {"a/1.png": grey(), "b/1.png": grey()})
+        Path(folder).chmod(mode)
+        try:
+            source = Path(folder) / inside
+            assert fingerprint_of(source)
+            if (mode, inside) == (0o300, "data"):
+                assert len(task_of().load("train", source, 0)) == 2  # who knows the name may enter
+                return
+            with pytest.raises(InvalidConfiguration, match=r"data: (.|\n)*may not be read by this user"):
+                task_of().load("train", source, 0)
+        finally:
+            Path(folder).chmod(0o700)
+
+
 def test_d4_a_link_into_nowhere_is_told(tmp_path: Path) -> None:
     place(tmp_path, {"a/1.png": grey()})
     (tmp_path / "a" / "2.png").symlink_to(tmp_path / "gone.png")
