@@ -57,7 +57,7 @@ def write_card(view: RunView, rounds: Sequence[RoundView], choice: Choice, descr
         _summary(view, rounds, facts, choice),
         _use(view),
         _classes(facts),
-        _preprocessing(facts),
+        _preprocessing(described),
         _scores(view, facts, choice),
         _training(view),
         _weights(view.config, rounds, choice),
@@ -115,10 +115,11 @@ def _classes(facts: ModelFacts) -> str:
     return "## Classes\n\n" + "".join(f"{i}. {write_text(name)}\n" for i, name in enumerate(facts.classes))
 
 
-def _preprocessing(facts: ModelFacts) -> str:
-    if not facts.preprocessing:
-        return ""
-    rows = [(name, value) for name, value in facts.preprocessing.items() if value is not None]
+def _preprocessing(described: Description) -> str:
+    given = described.facts.preprocessing
+    if not given:  # whoever reads the card should know that it is not known, and whoever writes it why
+        return f"## Preprocessing\n\n{write_text(described.lacking)}\n" if described.lacking else ""
+    rows = [(name, value) for name, value in given.items() if value is not None]
     return "## Preprocessing\n\n" + _table(("what", "how"), rows)
 
 

@@ -408,6 +408,17 @@ def test_a_card_repeats_no_reason_in_somebodys_words(trained: Live) -> None:
     assert card.count("| failed |") == 2
 
 
+def test_a_card_without_the_tasks_code_says_that_the_preprocessing_is_not_known(trained: Live) -> None:
+    with AdminClient(trained.url, token=ADMIN) as client:
+        view, rounds = client.run("demo"), client.rounds("demo")
+    of_its_own = view.model_copy(update={"config": view.config.model_copy(update={"task": "clinic:Task"})})
+    choice = choose_model(of_its_own, rounds)
+    card = write_card(of_its_own, rounds, choice, describe_model(of_its_own, choice, ()))
+    said = card.partition("## Preprocessing\n\n")[2].partition("\n")[0]
+    assert said.startswith("Without preprocessing: ")
+    assert "--allow" in said.replace("\\", "")
+
+
 def test_a_card_counts_who_trained_and_who_scored(trained: Live) -> None:
     """Not who was refused, has declined, or has not scored this model."""
     with AdminClient(trained.url, token=ADMIN) as client:
