@@ -34,6 +34,7 @@ __all__ = [
     "list_deadlines",
     "list_overdue",
     "list_rounds",
+    "lock_deadlines",
     "newest_model",
     "note_progress",
     "read_completed_attempts",
@@ -259,6 +260,14 @@ def list_deadlines(connection: Reading) -> list[tuple[str, dt.datetime]]:
     """Runs whose round collects updates, or that wait for what keeps them from going on; and since when."""
     found = (*connection.select(_WAITING), *connection.select(_COLLECTING))
     return sorted({row.run: row.since for row in found}.items())
+
+
+def lock_deadlines(connection: Writing) -> list[tuple[str, dt.datetime]]:
+    """As :func:`list_deadlines`, by name; nobody else moves these runs until the transaction ends."""
+    since = dict(list_deadlines(connection))
+    own = sa.select(runs.c.run).where(runs.c.run.in_(since)).order_by(runs.c.run)
+    locked = connection.select(own.with_for_update(key_share=True)).scalars()
+    return [(run, since[run]) for run in locked]
 
 
 # -------------------------------------------------------------------- heartbeats

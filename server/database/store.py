@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -54,7 +55,14 @@ from server.database.step.known import KnownRuns
 from server.database.step.step import Evaluated, take_assignments, take_change, take_evaluation, take_step
 from server.database.step.write_run import StaleVersion
 from server.database.users import UserRow
-from server.lifecycle.events import AssignmentTaken, ClientLeft, ClientSeen, Event, UpdateReceived
+from server.lifecycle.events import (
+    AssignmentTaken,
+    ClientLeft,
+    ClientSeen,
+    CoordinatorReturned,
+    Event,
+    UpdateReceived,
+)
 from server.lifecycle.machine import Decision
 from server.lifecycle.state import Run
 from shared.config import RunConfig
@@ -86,6 +94,17 @@ TURNS = 64
 """Runs of the same turn wait for one another."""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+log = logging.getLogger("feddisco")
+
+
+class _Absent(Exception):
+    """A note of life that is taken back: what was missed has to be counted with it."""
+
+    def __init__(self, absence: dt.timedelta) -> None:
+        super().__init__(absence)
+        self.absence = absence
 
 
 class Store:
@@ -710,11 +729,70 @@ class Store:
         """The same for ever; made when it is first asked for."""
         return self._writer.write(lambda connection: installation.make_id(connection, now), news=News.NONE)
 
-    def note_alive(self, now: dt.datetime) -> dt.datetime | None:
-        """A coordinator is alive now. When one last was before, by the clock of that time; None: never."""
-        return self._writer.write(
-            lambda connection: installation.note_alive(connection, now), durable=False, news=News.NONE
-        )
+    def note_alive(
+        self, now: dt.datetime, find: Callable[[dt.datetime | None], dt.timedelta]
+    ) -> dt.timedelta:
+        """A coordinator is alive now; what ``find`` makes of when one last was, by the clock of that time.
+
+        Unless that is nothing, it is not noted: see :meth:`count_absence`.
+        """
+
+        def work(connection: Writing) -> dt.timedelta:
+            if absence := find(installation.note_alive(connection, now)):
+                raise _Absent(absence)
+            return absence
+
+        try:
+            return self._writer.write(work, durable=False, news=News.NONE)
+        except _Absent as found:
+            return found.absence
+
+    def count_absence(
+        self,
+        note: dt.datetime,
+        find: Callable[[dt.datetime | None], dt.timedelta],
+        read_now: Callable[[], dt.datetime],
+        *,
+        actor: str,
+        set_at: dt.datetime | None = None,
+    ) -> tuple[dt.timedelta, list[tuple[str, Decision]]]:
+        """Note that a coordinator is alive, and move open deadlines by what ``find`` makes of that.
+
+        In one transaction: once the absence is noted as over, nobody would move those that are left. A run
+        that cannot be read is passed over.
+
+        Args:
+            note: the time of this note.
+            find: what counts for no deadline, by when a coordinator last was alive (None: never).
+            read_now: the time, once nobody else moves these runs.
+            actor: who moves them, for the log.
+            set_at: when the clock was set; what began since began by the clock as it is now. None: every
+                round gets its minute, whatever was found.
+
+        Returns:
+            What counts for no deadline, and by run what that decided.
+        """
+
+        def work(connection: Writing) -> tuple[dt.timedelta, list[tuple[str, Decision]]]:
+            waiting = rounds.lock_deadlines(connection)  # before what every step locks last
+            absence = find(installation.note_alive(connection, note))
+            decided = []
+            now = read_now()
+            for run, since in waiting if absence or set_at is None else ():
+                if set_at is not None and set_at <= since <= now:
+                    continue
+                event = CoordinatorReturned(absence)
+                try:
+                    step = take_step(connection, run, event, None, self._known, actor=actor, now=now)
+                except (Conflict, ValueError):
+                    log.exception("the deadline of run %s cannot be moved", run)
+                else:
+                    decided.append((run, step))
+            if absence or set_at is None:
+                assistances.move_deadlines(connection, absence, now, set_at)
+            return absence, decided
+
+        return self._writer.write(work)
 
     def last_alive(self) -> dt.datetime | None:
         """When a coordinator last noted that it is alive; None: never."""
@@ -782,12 +860,6 @@ class Store:
             return assistances.add_fault(connection, key, config, client, fault, code, now)
 
         return self._writer.write(work)
-
-    def move_assistance_deadlines(
-        self, absence: dt.timedelta, now: dt.datetime, set_at: dt.datetime | None = None
-    ) -> None:
-        """As those of rounds: by time that does not count. ``set_at``: when the clock was set, if it was."""
-        self._writer.write(lambda connection: assistances.move_deadlines(connection, absence, now, set_at))
 
     # ---------------------------------------------------------------- what a round is made of
 

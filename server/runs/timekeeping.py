@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
+from collections.abc import Callable
 
 from server.clock import Clock
 from server.database.store import Store
-from server.lifecycle.events import CoordinatorReturned
 from server.runs.runner import ACTOR, Runner
 from shared.problems import StorageUnavailable
 
@@ -71,10 +71,8 @@ class TimeKeeper:
         """Before the first request: clients have time to come back to a coordinator that was away."""
         now = self._clock()
         self._store.database_id(now)  # its row is where it is noted who is alive
-        uncounted = find_uncounted(self._note(now), None, now, now)
-        for run, _ in self._store.deadlines():
-            self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
-        self._store.move_assistance_deadlines(uncounted, now)
+        self._count_absence(now, lambda before: find_uncounted(before, None, now, now), self._clock)
+        self._note(now)
 
     def keep(self) -> bool:
         """Before deadlines are looked at: see that the clock is right, and note that this process lives.
@@ -88,18 +86,23 @@ class TimeKeeper:
             if abs(wall - own) < TOLERANCE and self._clock.monotonic() < self._due:
                 self._tried = None
                 return True
-            mine, before = self._noted, self._note(wall)
-            now, tried, self._tried = self._clock(), self._tried, None
-            wall += now - own
-            was_away = now - tried >= WITHOUT_DATABASE
-            uncounted = find_uncounted(before, mine, tried if was_away else now, wall)
-            self._clock.set(wall)
+            mine, tried = self._noted, self._tried
+
+            def read_now() -> dt.datetime:
+                return wall + (self._clock() - own)
+
+            def find(before: dt.datetime | None) -> dt.timedelta:
+                now = self._clock()
+                since = tried if now - tried >= WITHOUT_DATABASE else now
+                return find_uncounted(before, mine, since, read_now())
+
+            uncounted = self._store.note_alive(wall, find)
             if uncounted:
-                log.warning(
-                    "%.1f s count for no deadline: coordinator or database away, or the clock was set",
-                    uncounted.total_seconds(),
-                )
-                self._move_deadlines(uncounted, wall)
+                uncounted = self._count_absence(wall, find, read_now, set_at=read_now())
+            was_away = self._clock() - tried >= WITHOUT_DATABASE
+            self._tried = None
+            self._note(wall)
+            self._clock.set(read_now())
             return bool(uncounted) or not was_away
 
     def check(self) -> None:
@@ -118,14 +121,22 @@ class TimeKeeper:
         if abs(self._clock.read_wall() - self._clock()) >= TOLERANCE:
             self.keep()
 
-    def _note(self, now: dt.datetime) -> dt.datetime | None:
-        before = self._store.note_alive(now)
+    def _note(self, now: dt.datetime) -> None:
         self._noted, self._due = now, self._clock.monotonic() + NOTE_SECONDS
-        return before
 
-    def _move_deadlines(self, uncounted: dt.timedelta, set_at: dt.datetime) -> None:
-        for run, since in self._store.deadlines():
-            if set_at <= since <= self._clock():
-                continue  # it began since, by the clock as it is now
-            self._runner.commit(run, CoordinatorReturned(uncounted), actor=ACTOR)
-        self._store.move_assistance_deadlines(uncounted, self._clock(), set_at)
+    def _count_absence(
+        self,
+        note: dt.datetime,
+        find: Callable[[dt.datetime | None], dt.timedelta],
+        read_now: Callable[[], dt.datetime],
+        set_at: dt.datetime | None = None,
+    ) -> dt.timedelta:
+        uncounted, decided = self._store.count_absence(note, find, read_now, actor=ACTOR, set_at=set_at)
+        if uncounted:
+            log.warning(
+                "%.1f s count for no deadline: coordinator or database away, or the clock was set",
+                uncounted.total_seconds(),
+            )
+        for run, decision in decided:
+            self._runner.hand_over(run, decision)
+        return uncounted

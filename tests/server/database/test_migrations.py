@@ -173,8 +173,10 @@ def test_a_database_of_schema_0003_gets_an_id_and_knows_when_it_was_last_used(
     assert (row.one, len(row.id), row.alive_at) == (1, 32, at)
     store = Store(engine)
     assert store.database_id(at) == row.id
-    assert store.note_alive(at + dt.timedelta(hours=1)) == at
-    assert store.note_alive(at) == at + dt.timedelta(hours=1)
+    told: list[dt.datetime | None] = []
+    for now in (at + dt.timedelta(hours=1), at):
+        store.note_alive(now, lambda before: told.append(before) or dt.timedelta(0))  # type: ignore[func-returns-value]
+    assert told == [at, at + dt.timedelta(hours=1)]
     downgrade(empty_database_url, "0003")
     assert not sa.inspect(engine).has_table("installation")
     engine.dispose()

@@ -75,7 +75,7 @@ def test_what_was_seen_and_who_reads_is_no_news(stores: tuple[Store, Store]) -> 
     there.register("north", "0" * 64, "1", NOW)
     assert has_news(here)
     there.mark_seen({"north": NOW})
-    there.note_alive(NOW)
+    there.note_alive(NOW, lambda before: dt.timedelta(0))
     there.add_audit_entry("run_read", actor="viewer", now=NOW)
     assert not has_news(here)
 

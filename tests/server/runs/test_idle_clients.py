@@ -50,7 +50,7 @@ def test_a_poll_in_vain_is_remembered_until_there_is_news(database_url: str, tmp
         assert assignments.recall_reason("site-0") == "no run on this coordinator is open to this client"
 
         at.coordinator.presence.flush()  # when it was last seen is no news
-        at.coordinator.store.note_alive(at.coordinator.clock())
+        at.coordinator.store.note_alive(at.coordinator.clock(), lambda before: dt.timedelta(0))
         assert assignments.is_idle("site-0")
 
         at.create(min_clients=1)

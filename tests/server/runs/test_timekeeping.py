@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -49,6 +50,7 @@ class Host:
 
 
 Start = Callable[[Host], Coordinator]
+Find = Callable[[dt.datetime | None], dt.timedelta]
 
 
 @pytest.fixture
@@ -178,9 +180,9 @@ def test_a_database_that_keeps_a_coordinator_waiting_counts_for_no_deadline(
     open_round(at)
     note = at.store.note_alive
 
-    def note_late(now: dt.datetime) -> dt.datetime | None:
+    def note_late(now: dt.datetime, find: Find) -> dt.timedelta:
         host.pass_time(7200)
-        return note(now)
+        return note(now, find)
 
     host.pass_time(DEADLINE_SECONDS - 100)
     monkeypatch.setattr(at.store, "note_alive", note_late)
@@ -189,6 +191,91 @@ def test_a_database_that_keeps_a_coordinator_waiting_counts_for_no_deadline(
     assert look(at) is RoundStatus.COLLECTING
     assert deadline(at) - host.wall == dt.timedelta(seconds=100)
     at.close()
+
+
+class Unreachable:
+    """The database goes again as the second of two runs is moved, once."""
+
+    def __init__(self, at: Coordinator) -> None:
+        self.is_there = False
+        self._engine = at.store.engine
+        self._moved = 0
+        sa.event.listen(self._engine, "before_cursor_execute", self._refuse)
+
+    def _refuse(self, _c: object, _cursor: object, statement: str, *_more: object) -> None:
+        if not self.is_there and statement.startswith("UPDATE rounds"):
+            self._moved += 1
+            if self._moved == 2:
+                self.is_there = True
+                raise sa.exc.OperationalError("UPDATE", None, Exception("gone again"))
+
+
+def open_two(at: Coordinator) -> tuple[str, str]:
+    story = Story(at.store.engine)
+    story.register("client-1")
+    for run in ("a-run", "b-run"):
+        story.create(run, round_deadline_seconds=DEADLINE_SECONDS, min_clients=1, weighting={"kind": "sizes"})
+        at.runner.commit(run, ClientEnrolled("client-1", Role.TRAINER, 10), actor="client-1")
+    return "a-run", "b-run"
+
+
+def left(at: Coordinator, host: Host, run: str) -> float:
+    until = at.store.round_view(run, 1, 1).deadline_at
+    assert until is not None
+    return (until - host.wall).total_seconds()
+
+
+def test_an_outage_that_is_interrupted_counts_for_every_run(start: Start) -> None:
+    host = Host()
+    at = start(host)
+    runs = open_two(at)
+    host.pass_time(DEADLINE_SECONDS - 100)
+    at.timekeeper.keep()
+    host.pass_time(NOTE_SECONDS)
+    with no_database(at):
+        for _ in range(120):
+            with pytest.raises(StorageUnavailable):
+                at.timekeeper.keep()
+            host.pass_time(5)
+    database = Unreachable(at)
+    with pytest.raises(StorageUnavailable):
+        at.timekeeper.keep()
+    assert database.is_there
+    at.timekeeper.keep()
+    assert [left(at, host, run) for run in runs] == [100 - NOTE_SECONDS] * 2
+    at.close()
+
+
+def test_a_start_that_is_interrupted_after_an_absence_gives_every_run_its_time(start: Start) -> None:
+    host = Host()
+    at = start(host)
+    runs = open_two(at)
+    host.pass_time(1800)
+    at.timekeeper.keep()
+    host.pass_time(7200)
+    database = Unreachable(at)
+    with pytest.raises(StorageUnavailable):
+        at.timekeeper.start()
+    assert database.is_there
+    at.close()
+    host.pass_time(10)
+    again = start(host)
+    assert [left(again, host, run) for run in runs] == [1800, 1800]
+    again.close()
+
+
+def test_a_run_that_cannot_be_read_keeps_its_own_deadline_only(start: Start) -> None:
+    host = Host()
+    at = start(host)
+    one, other = open_two(at)
+    with at.store.engine.begin() as connection:
+        damaged = sa.text("UPDATE runs SET config = '{}', revision = revision + 1 WHERE run = :run")
+        connection.execute(damaged, {"run": one})
+    at.close()
+    host.pass_time(7200)
+    again = start(host)
+    assert left(again, host, other) == DEADLINE_SECONDS
+    again.close()
 
 
 def test_a_database_that_takes_no_writes_is_not_ready(start: Start) -> None:
@@ -234,7 +321,7 @@ def test_two_coordinators_without_their_database_move_a_deadline_once(start: Sta
 def test_nobody_is_timed_out_while_another_coordinator_moves_the_deadlines(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database is back: the one has noted it, and has yet to move them, when the other looks."""
+    """The database is back: the one is about to note it, and to move them, when the other looks."""
     host = Host()
     one, two = start(host), start(host)
     open_round(one)
@@ -243,13 +330,13 @@ def test_nobody_is_timed_out_while_another_coordinator_moves_the_deadlines(
         with no_database(at), pytest.raises(StorageUnavailable):
             at.timekeeper.keep()
     host.pass_time(2 * DEADLINE_SECONDS)
-    move = one.timekeeper._move_deadlines
+    count = one.store.count_absence
 
-    def move_late(*arguments: dt.timedelta) -> None:
+    def count_late(*arguments: Any, **more: Any) -> Any:
         assert look(two) is RoundStatus.COLLECTING
-        move(*arguments)  # type: ignore[arg-type]
+        return count(*arguments, **more)
 
-    monkeypatch.setattr(one.timekeeper, "_move_deadlines", move_late)
+    monkeypatch.setattr(one.store, "count_absence", count_late)
     assert look(one) is RoundStatus.COLLECTING
     host.pass_time(1)
     assert look(two) is RoundStatus.COLLECTING
