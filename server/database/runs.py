@@ -32,14 +32,14 @@ from shared.schemas import (
     TensorSpec,
 )
 
-__all__ = ["create_run", "final_model", "list_runs", "read_run", "read_state", "read_version"]
+__all__ = ["create_runs", "final_model", "list_runs", "read_run", "read_state", "read_version"]
 
 Row = Any  # of a select with many columns: checked by the views it is made into
 
 
-def create_run(
+def create_runs(
     connection: Writing,
-    config: RunConfig,
+    configs: Sequence[RunConfig],
     *,
     classes: Sequence[str],
     manifest: Sequence[TensorSpec],
@@ -48,26 +48,35 @@ def create_run(
     actor: str,
     now: dt.datetime,
 ) -> None:
-    """An enrolling run; the initial model's blob is stored already. Raises :class:`NameTaken`."""
-    row = {
-        "run": config.name,
+    """Enrolling runs from one model, whose blob is stored already. Raises :class:`NameTaken`."""
+    same = {
         "version": 0,
         "status": RunStatus.ENROLLING,
-        "config": config.model_dump(mode="json"),
         "classes": list(classes),
         "manifest": [spec.model_dump(mode="json") for spec in manifest],
         "completed_rounds": 0,
         "initial_model": initial_model,
         "created_at": now,
     }
-    _check_never_deleted(connection, config.name)
-    if connection.insert_new(runs, row, "run") != 1:
-        raise NameTaken(f"there is a run named {config.name!r} already", hint="Choose another name.")
+    for config in configs:
+        _check_never_deleted(connection, config.name)
+        row = same | {"run": config.name, "config": config.model_dump(mode="json")}
+        if connection.insert_new(runs, row, "run") != 1:
+            raise NameTaken(f"there is a run named {config.name!r} already", hint="Choose another name.")
     add_blobs(connection, {initial_model: initial_bytes}, now)
-    detail = {"initial_model": initial_model, "algorithm": config.algorithm.name, "task": config.task}
-    add_events(
-        connection, [{"kind": "run_created", "run": config.name, "detail": detail}], actor=actor, now=now
-    )
+    created = [
+        {
+            "kind": "run_created",
+            "run": config.name,
+            "detail": {
+                "initial_model": initial_model,
+                "algorithm": config.algorithm.name,
+                "task": config.task,
+            },
+        }
+        for config in configs
+    ]
+    add_events(connection, created, actor=actor, now=now)
 
 
 def _check_never_deleted(connection: Reading, run: str) -> None:

@@ -252,10 +252,9 @@ class Store:
             lambda connection: take_change(connection, run, changes, self._known, actor=actor, now=now),
         )
 
-    def create_run(
+    def create_runs(
         self,
-        config: RunConfig,
-        *,
+        *configs: RunConfig,
         classes: Sequence[str],
         manifest: Sequence[TensorSpec],
         initial_model: str,
@@ -263,11 +262,11 @@ class Store:
         actor: str,
         now: dt.datetime,
     ) -> None:
-        """An enrolling run named ``config.name``, whose initial model is stored already; NameTaken."""
+        """Enrolling runs from one initial model, which is stored already: all or none. NameTaken."""
         self._writer.write(
-            lambda connection: runs.create_run(
+            lambda connection: runs.create_runs(
                 connection,
-                config,
+                configs,
                 classes=classes,
                 manifest=manifest,
                 initial_model=initial_model,

@@ -51,16 +51,15 @@ class Control:
             self._check_free(config.name)  # before the model is built; the table's key decides
         self._check_assistant(request.config)
         initial = make_initial(request.config, request.initial, self.blobs, self.max_update_bytes)
-        for config in configs:
-            self.store.create_run(
-                config,
-                classes=initial.classes,
-                manifest=initial.manifest,
-                initial_model=initial.digest,
-                initial_bytes=initial.bytes,
-                actor=actor,
-                now=self.clock(),
-            )
+        self.store.create_runs(
+            *configs,
+            classes=initial.classes,
+            manifest=initial.manifest,
+            initial_model=initial.digest,
+            initial_bytes=initial.bytes,
+            actor=actor,
+            now=self.clock(),
+        )
 
     def _check_free(self, name: str) -> None:
         try:

@@ -123,7 +123,7 @@ class Course:
         return self.now
 
     def create(self) -> Course:
-        self.store.create_run(
+        self.store.create_runs(
             self.config,
             classes=self.classes,
             manifest=MANIFEST,

@@ -56,7 +56,7 @@ class Story:
         config = RunConfig(
             **{"name": run, "rounds": 2, "min_clients": 2, "round_deadline_seconds": 60, **settings}
         )
-        self.store.create_run(
+        self.store.create_runs(
             config,
             classes=("cat", "dog"),
             manifest=MANIFEST,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from shared.config import RunConfig
 from tests.helpers.live_coordinator import CLASSES, TASK, live
@@ -45,6 +46,25 @@ def test_neither_is_created_if_one_of_the_names_is_taken(database_url: str, tmp_
         answer = at.admin.post("/runs", json={"config": config})
         assert (answer.status_code, answer.json()["detail"]) == (409, "there is a run 'skin-fedavg' already")
         assert [run["run"] for run in at.admin.get("/runs").json()] == ["skin-fedavg"]
+
+
+def test_neither_is_created_if_the_database_goes_between_the_two(database_url: str, tmp_path: Path) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        inserted: list[str] = []
+
+        def refuse(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+            if statement.startswith("INSERT INTO runs "):
+                inserted.append(statement)
+                if len(inserted) == 2:
+                    raise sa.exc.OperationalError("INSERT", None, Exception("gone"))
+
+        sa.event.listen(at.coordinator.store.engine, "before_cursor_execute", refuse)
+        with pytest.raises(AssertionError, match="does not answer"):
+            at.create("skin", also="fedavg")
+        assert len(inserted) == 2
+        assert at.admin.get("/runs").json() == []
+        at.create("skin", also="fedavg")
+        assert {run["run"] for run in at.admin.get("/runs").json()} == {"skin", "skin-fedavg"}
 
 
 def test_a_name_that_leaves_no_room_is_refused() -> None:
