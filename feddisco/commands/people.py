@@ -196,7 +196,7 @@ def users_list(**flags: Any) -> None:
 @users_app.command("renew")
 @calls_coordinator
 def users_renew(name: PersonName, **flags: Any) -> None:
-    """Replace a person's token, shown only once. The one before ends at once."""
+    """Replace a person's token, shown only once. Who was revoked is let in again."""
     from feddisco.admin import connect
 
     with connect(load_console_settings(flags)) as client:

@@ -32,7 +32,10 @@ async def list_users(coordinator: Coordinator, _admin: Admin) -> list[UserView]:
 
 @router.post("/users/{name}/token")
 async def renew_user(name: UserName, coordinator: Coordinator, admin: Admin) -> UserToken:
-    """Replace a person's token; the one before ends at once, with all that is open by it."""
+    """Replace a person's token; the one before ends at once, with all that is open by it.
+
+    Who was revoked is let in again.
+    """
     token = make_token()
     view = await coordinator.threads.run(coordinator.people.renew, name, hash_token(token), admin)
     coordinator.end_access(make_key("user", name))

@@ -52,21 +52,26 @@ def add_user(
     if connection.insert_new(users, row | {"runs": runs}, "name") != 1:
         raise NameTaken(
             f"there is a user {request.name!r} already, or was",
-            hint="Choose another name; `feddisco users renew` replaces the token of one who lost it.",
+            hint="Choose another name; `feddisco users renew` gives a new token to one who lost it or was "
+            "revoked.",
         )
     detail = {"user": request.name, "role": request.role.value, "runs": runs}
     audit_log.append(connection, "user_added", detail=detail, actor=actor, now=now)
 
 
 def renew_user(connection: Writing, name: str, token_hash: str, *, actor: str, now: dt.datetime) -> None:
-    """Another token in place of the one before. Raises :class:`NotFound`, also for a revoked one."""
-    current = sa.and_(users.c.name == name, users.c.revoked_at.is_(None))
-    changed = connection.execute(
-        users.update().where(current).values(token_hash=token_hash, renewed_at=now)
-    ).rowcount
-    if changed != 1:
+    """Another token in place of the one before; one who was revoked is let in again.
+
+    After a restore that may be who had a new token since the backup: the one that the database knows is
+    revoked, and the name is given to nobody else. Raises :class:`NotFound`.
+    """
+    before = read_user(connection, name)
+    if before is None:
         raise _no_such_user(name)
-    audit_log.append(connection, "user_renewed", detail={"user": name}, actor=actor, now=now)
+    values = {"token_hash": token_hash, "renewed_at": now, "revoked_at": None}
+    connection.execute(users.update().where(users.c.name == name).values(values))
+    detail = {"user": name} | ({"was_revoked": True} if before.user.revoked_at is not None else {})
+    audit_log.append(connection, "user_renewed", detail=detail, actor=actor, now=now)
 
 
 def revoke_user(connection: Writing, name: str, *, actor: str, now: dt.datetime) -> None:
@@ -79,9 +84,7 @@ def revoke_user(connection: Writing, name: str, *, actor: str, now: dt.datetime)
 
 
 def _no_such_user(name: str) -> NotFound:
-    return NotFound(
-        f"there is no user {name!r} with a token", hint="`feddisco users list` shows those there are."
-    )
+    return NotFound(f"there is no user {name!r}", hint="`feddisco users list` shows those there are.")
 
 
 def read_user(connection: Reading, name: str) -> UserRow | None:

@@ -102,7 +102,7 @@ class Users:
             "renew",
             "Renew",
             f"{name} gets a new token, which you see once. The one before ends at once, with the sessions "
-            "and streams that are open by it.",
+            "and streams that are open by it; who was revoked is let in again.",
         )
 
     def _describe_revocation(self, name: str) -> ActionPage:

@@ -27,7 +27,7 @@ class People:
         self.store.add_user(request, token_hash, actor, self.clock())
 
     def renew(self, name: str, token_hash: str, actor: str) -> UserView:
-        """Raises NotFound, also for one who was revoked."""
+        """Raises NotFound."""
         now = self.clock()
         before = self.store.user(name)
         self.store.renew_user(name, token_hash, actor, now)

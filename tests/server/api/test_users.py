@@ -174,14 +174,35 @@ def test_a_revoked_and_a_replaced_token(at: Live, tmp_path: Path) -> None:
     for method, address in (
         ("DELETE", "/users/nobody"),
         ("POST", "/users/nobody/token"),
-        ("POST", "/users/vera/token"),
     ):
         assert at.admin.request(method, address).status_code == 404, address
     assert at.admin.post("/users", json={"name": "vera", "role": "viewer"}).status_code == 409
     noted = [json.loads(line) for line in (tmp_path / "data" / "revocations.jsonl").read_text().splitlines()]
+    let_in_again = at.http(at.admin.post("/users/vera/token").json()["token"])
+    assert let_in_again.get("/runs").status_code == 200
+    assert again.get("/runs").status_code == 401
     assert {hash_token(token_of(vera)), hash_token(renewed["token"])} == {
         line["token_hash"] for line in noted
     }
+
+
+def test_who_had_a_new_token_since_a_backup_gets_another(database_url: str, tmp_path: Path) -> None:
+    """The database knows the one before, which the list beside it revokes."""
+    with live(database_url, tmp_path / "data") as at:
+        vera = add(at, "vera", "viewer")
+        revocations, now = at.coordinator.people.revocations, at.coordinator.clock()
+        revocations.add(hash_token(token_of(vera)), "user, renewed", now)
+    with live(database_url, tmp_path / "data") as at:
+        refused = at.admin.post("/users", json={"name": "vera", "role": "viewer"})
+        assert "users renew" in refused.json()["hint"]
+        token = at.admin.post("/users/vera/token").json()["token"]
+        assert at.http(token).get("/runs").status_code == 200
+        (entry,) = [
+            json.loads(line) for line in at.admin.get("/audit").text.splitlines() if '"user_renewed"' in line
+        ]
+        assert entry["detail"] == {"user": "vera", "was_revoked": True}
+    with live(database_url, tmp_path / "data") as at:
+        assert at.http(token).get("/runs").status_code == 200
 
 
 def test_a_restored_database_revives_no_token(database_url: str, tmp_path: Path) -> None:
