@@ -35,14 +35,22 @@ LastEventId = Annotated[
 ]
 
 
-async def _read_start(after: After = None, last_event_id: LastEventId = None) -> int:
-    """A browser that reconnects repeats its first address, so the larger of the two counts."""
-    if not last_event_id:
-        return after or 0
-    seen = parse_whole(last_event_id, LARGEST_ID)
-    if seen is None:
-        raise InvalidRequest(f"Last-Event-ID is {last_event_id[:40]!r}, not an event's id")
-    return max(after or 0, seen)
+async def _read_start(
+    coordinator: Coordinator, after: After = None, last_event_id: LastEventId = None
+) -> int:
+    """A browser that reconnects repeats its first address, so the larger of the two counts.
+
+    But none that is still to come: the database may have been put back to an earlier day.
+    """
+    start = after or 0
+    if last_event_id:
+        seen = parse_whole(last_event_id, LARGEST_ID)
+        if seen is None:
+            raise InvalidRequest(f"Last-Event-ID is {last_event_id[:40]!r}, not an event's id")
+        start = max(start, seen)
+    if not start:
+        return 0
+    return min(start, await coordinator.threads.run_for_viewers(coordinator.store.latest_event_id))
 
 
 async def _check_run(run: RunId, coordinator: Coordinator) -> str:

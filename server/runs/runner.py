@@ -293,7 +293,11 @@ class Runner:
                 log.exception("the deadline of run %s cannot be applied", run)
 
     async def _adopt_orphans(self) -> None:
+        waited = {*self._retries, *self._awaiting}
         found = await self._threads.run(self._store.aggregating)
+        for key in waited - self._busy - set(map(_key, found)):
+            self._retries.pop(key, None)  # stopped, rewound, deleted, or done by another process
+            self._awaiting.pop(key, None)
         now, known = self._clock.monotonic(), self._orphans
         # at the start this process has nothing under way, and whoever had may be gone
         patience = 0.0 if known is None else ORPHANED_AFTER_SECONDS

@@ -80,6 +80,18 @@ def test_a_stream_goes_on_where_it_was(at: Live) -> None:
     at.wait_for(lambda: after.ids() == [ids[-1]])
 
 
+@pytest.mark.parametrize("place", ["?after=1000000", ""])
+def test_a_reader_that_is_ahead_of_a_database_that_was_put_back_hears_what_comes(
+    at: Live, place: str
+) -> None:
+    given = {} if place else {"Last-Event-ID": "1000000"}
+    stream = Listener(at.http(), f"/runs/demo/events{place}", headers=given)
+    at.wait_for(lambda: at.coordinator.hub.open_streams)
+    enrolled(at, (10,))
+    at.wait_for(lambda: "client_enrolled" in stream.kinds(), seconds=10)
+    assert "run_created" not in stream.kinds()
+
+
 def test_a_page_that_is_loaded_again_replays_nothing(at: Live) -> None:
     enrolled(at, (10,))
     page = httpx.get(f"{at.url}/runs/demo").text

@@ -91,6 +91,20 @@ def test_c10_a_lost_update_is_told_and_sent_again(database_url: str, tmp_path: P
         assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "ok"
 
 
+@pytest.mark.parametrize("end", ["stop", "delete"])
+def test_a_delayed_round_whose_run_is_stopped_is_no_longer_waited_for(
+    database_url: str, tmp_path: Path, end: str
+) -> None:
+    with live(database_url, tmp_path / "data") as at:
+        harmed_round(at, HARM["is missing"])
+        assert httpx.get(f"{at.url}/readyz", timeout=30).json()["status"] == "degraded"
+        assert at.admin.post("/runs/demo/stop").status_code == 200
+        if end == "delete":
+            assert at.admin.delete("/runs/demo").status_code == 200
+        at.wait_for(lambda: at.coordinator.runner.delayed == 0, seconds=10)
+        assert "feddisco_delayed_aggregations 0.0" in httpx.get(f"{at.url}/metrics", timeout=30).text
+
+
 def test_an_update_that_was_collected_in_the_moment_in_which_it_came_is_asked_for(
     database_url: str, tmp_path: Path
 ) -> None:
