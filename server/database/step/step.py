@@ -23,13 +23,14 @@ from server.lifecycle.events import (
     DiscrepancyReceived,
     EvaluationReceived,
     Event,
+    FailureReported,
     TimePassed,
     UpdateReceived,
 )
 from server.lifecycle.machine import Decision, decide
 from server.lifecycle.state import Policy
 from shared.problems import DiscrepancyAlreadySubmitted, InvalidConfiguration
-from shared.schemas import EnrolmentStatus, Metrics
+from shared.schemas import EnrolmentStatus, Metrics, ParticipantStatus
 from shared.scores import find_score, name_score
 
 __all__ = ["Evaluated", "take_assignments", "take_change", "take_evaluation", "take_step"]
@@ -162,6 +163,9 @@ def _is_repetition(connection: Reading, before: Snapshot, event: Event, facts: F
         return _is_same_update(connection, before, event, facts)
     if isinstance(event, DiscrepancyReceived) and isinstance(facts, DiscrepancyFacts):
         return _is_same_discrepancy(before, event, facts)
+    if isinstance(event, FailureReported) and not _is_current(before, event):
+        row = _read_stored(connection, before, event)
+        return row is not None and row.status is ParticipantStatus.FAILED  # the first reason stands
     return False
 
 
@@ -175,18 +179,27 @@ _STORED = sa.select(participants.c.update, participants.c.status).where(
 
 def _is_same_update(connection: Reading, before: Snapshot, event: UpdateReceived, facts: UpdateFacts) -> bool:
     current = before.run.round
-    if current is not None and (current.number, current.attempt) == (event.round, event.attempt):
+    if current is not None and _is_current(before, event):
         participant = current.participant(event.client)
         is_accepted = participant is not None and participant.status.is_accepted
         return is_accepted and before.updates.get(event.client) == facts.digest
+    row = _read_stored(connection, before, event)
+    return row is not None and row.status.is_accepted and row.update == facts.digest
+
+
+def _is_current(before: Snapshot, event: UpdateReceived | FailureReported) -> bool:
+    current = before.run.round
+    return current is not None and (current.number, current.attempt) == (event.round, event.attempt)
+
+
+def _read_stored(connection: Reading, before: Snapshot, event: UpdateReceived | FailureReported) -> Any:
     parameters: dict[str, Any] = {
         "of_run": before.run.id,
         "of_round": event.round,
         "of_attempt": event.attempt,
         "of_client": event.client,
     }
-    row = connection.select(_STORED, parameters).one_or_none()
-    return row is not None and row.status.is_accepted and row.update == facts.digest
+    return connection.select(_STORED, parameters).one_or_none()
 
 
 def _is_same_discrepancy(before: Snapshot, event: DiscrepancyReceived, facts: DiscrepancyFacts) -> bool:

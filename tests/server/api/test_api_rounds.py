@@ -105,6 +105,20 @@ def test_a_failure_and_a_departure_do_not_end_the_round_for_the_others(at: Live)
     ]
 
 
+def test_a_failure_that_is_told_again_is_one_also_in_the_next_attempt(at: Live) -> None:
+    """Its answer was lost, and the round has begun anew meanwhile."""
+    at.create("alone", min_clients=1, quorum=1, weighting={"kind": "sizes"})
+    site = at.site("south")
+    assert site.enrol("alone", 10).status_code == 200
+    body = {"attempt": 1, "code": "out-of-memory", "reason": "no memory"}
+    for _ in range(2):
+        assert site.http.post("/runs/alone/rounds/1/failure", json=body).status_code == 204
+    assert at.run("alone")["current_round"]["attempt"] == 2
+    assert [event["kind"] for event in at.events("alone")].count("failure_reported") == 1
+    late = site.http.post("/runs/alone/rounds/1/failure", json={**body, "attempt": 3})
+    assert late.status_code == 409
+
+
 def test_progress_says_whether_to_go_on(at: Live) -> None:
     at.create(min_clients=1, rounds=1, weighting={"kind": "sizes"})
     (site,) = enrolled(at, (10,))
