@@ -28,8 +28,8 @@ class Gain:
 
     ``without`` and ``with_it`` are the means of the table's measure, ``spread`` that of its differences by
     seed. ``over`` is the spread of the mean differences after the warm-up, round by round, from round
-    ``since`` on, and ``interval`` where that mean lies (95 %). ``same_as`` is an earlier method whose curves
-    are these very curves, so that this is no comparison of its own.
+    ``since`` on, and ``interval`` where that mean lies (95 %). ``same_as`` is an earlier method that this one
+    is here, so that this is no comparison of its own; ``rounding`` where their scores differ nevertheless.
     """
 
     cell: Cell
@@ -44,6 +44,7 @@ class Gain:
     verdict: Verdict
     published: float | None
     same_as: str | None = None
+    rounding: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Evidence:
         )
         interval = statistics.bootstrap(differences)
         enough = min(map(len, whole)) >= statistics.LAST
+        twin = self._earlier_twin(cell)
         return Gain(
             cell=cell,
             without=statistics.mean_and_deviation(list(first.values())).mean,
@@ -156,7 +158,8 @@ class Evidence:
             interval=interval,
             verdict=self._verdict(interval) if enough else "too few rounds",
             published=self._published_gain(cell),
-            same_as=self._earlier_twin(cell),
+            same_as=twin,
+            rounding=twin is not None and not self._came_out_as(twin, cell),
         )
 
     def _verdict(self, interval: Interval) -> Verdict:
@@ -165,13 +168,33 @@ class Evidence:
         return "ahead" if (interval.low > 0) == self.table.higher_is_better else "behind"
 
     def _earlier_twin(self, cell: Cell) -> str | None:
-        """An earlier method of the table that came out the same in every round, here and without Disco."""
+        """An earlier method of the table that this one is, with and without Disco: by rule, or by its scores.
+
+        The rule is what tells where the two were run on different machines.
+        """
         for method in self.table.methods[: self.table.methods.index(cell.method)]:
-            other = Cell(cell.setting, method, cell.weighting)
-            pairs = ((cell, other), (self._first(cell), self._first(other)))
-            if all(_are_same(self.curves[one], self.curves.get(two, {})) for one, two in pairs):
+            if self._is_by_rule(method, cell) or self._came_out_as(method, cell):
                 return method
         return None
+
+    def _came_out_as(self, method: str, cell: Cell) -> bool:
+        """Whether all seeds have the method's scores in every round."""
+        return all(_are_same(ours, others) for ours, others in self._beside(method, cell))
+
+    def _is_by_rule(self, method: str, cell: Cell) -> bool:
+        """FedNova is FedAvg where all take as many steps: clients of one size, each its epochs."""
+        if (method, cell.method) != ("fedavg", "fednova") or self._first(cell).resolved != "sizes":
+            return False
+        by_sizes = self.curves[self._first(cell)].values()
+        of_one_size = all(len(set(line.weights)) == 1 for curve in by_sizes for line in curve.rounds)
+        both_ran = all(ours and ours.keys() <= others.keys() for ours, others in self._beside(method, cell))
+        return both_ran and of_one_size and configuration(cell, 0).local.steps_range is None
+
+    def _beside(self, method: str, cell: Cell) -> list[tuple[Curves, Curves]]:
+        """The cell's curves beside the other method's: of its weighting, and of the first one."""
+        other = Cell(cell.setting, method, cell.weighting)
+        pairs = ((cell, other), (self._first(cell), self._first(other)))
+        return [(self.curves[one], self.curves.get(two, {})) for one, two in pairs]
 
     def _published_gain(self, cell: Cell) -> float | None:
         place = cell.setting, cell.method

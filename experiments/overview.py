@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.evidence import Evidence, Gain
 from experiments.figures import pictures
-from experiments.report import GAIN_HEADER, gain_numbers, headline_rows, progress, table_rows
+from experiments.report import GAIN_HEADER, capitalise, gain_numbers, headline_rows, progress, table_rows
 from experiments.tables import BASE, Table, methods, settings
 
 __all__ = ["Entry", "overview"]
@@ -48,7 +48,7 @@ def _headlines(evidence: Sequence[Evidence]) -> list[str]:
         parts += [f"## {table.title}: {state}", "", f"The paper: {table.claim} {table.note.strip()}", ""]
         parts += headline_rows(each) if state != "not yet run" else [_published_alone(each), ""]
         parts += [
-            f"The whole table: [{table.name}](results/{table.name}.md). {progress(each).capitalize()}",
+            f"The whole table: [{table.name}](results/{table.name}.md). {capitalise(progress(each))}",
             "",
         ]
     return parts

@@ -18,6 +18,7 @@ from shared.texts import format_count
 
 __all__ = [
     "GAIN_HEADER",
+    "capitalise",
     "gain_numbers",
     "heading",
     "headline_rows",
@@ -33,11 +34,13 @@ WORDS |= {
     "tail": "accuracy of the three rarest classes, mean of the last ten rounds, %",
 }
 
+SAME_BY_RULE = "equal sizes and steps: what their runs differ by is what rounding does to a seed"
+
 
 def table_page(evidence: Evidence, pictures: Sequence[str]) -> str:
     """The whole page of a table; ``pictures`` are the names of its SVG files."""
     table = evidence.table
-    parts = [*heading(table), f"{_capital(evidence.state())}: {progress(evidence)}", ""]
+    parts = [*heading(table), f"{capitalise(evidence.state())}: {progress(evidence)}", ""]
     parts += [f"Measured: {WORDS[table.measure]}. {_spread_words(table)}{_target_words(table)}", ""]
     for setting in table.settings:
         parts += [f"## {settings()[setting].title}", "", *_setting(evidence, setting), ""]
@@ -84,11 +87,17 @@ def _counted(verdicts: Sequence[Verdict], compared: str) -> str:
 
 
 def _twins(evidence: Evidence) -> list[str]:
-    """Which methods came out as others did, and were not counted again."""
-    twins = {gain.cell.method: gain.same_as for gain in evidence.with_disco() if gain.same_as}
+    """Which methods are others, in which settings, and were not counted again."""
+    twins: dict[tuple[str, str, bool], list[str]] = {}
+    for gain in evidence.with_disco():
+        if gain.same_as:
+            place = gain.cell.method, gain.same_as, gain.rounding
+            twins.setdefault(place, []).append(settings()[gain.cell.setting].title)
+    one = len(evidence.table.settings) == 1
     return [
-        f"{methods()[name].title} is {methods()[other].title} here (all rounds are the same) and not counted."
-        for name, other in twins.items()
+        f"{methods()[name].title} is {methods()[other].title} {'here' if one else 'in ' + '; '.join(where)} "
+        f"({SAME_BY_RULE if rounding else 'all rounds are the same'}) and not counted."
+        for (name, other, rounding), where in twins.items()
     ]
 
 
@@ -253,7 +262,7 @@ def _gains(
     ]
     if not found:
         return []
-    header = ["method", "weighting", *GAIN_HEADER, f"{_capital(evidence.table.compared)} is"]
+    header = ["method", "weighting", *GAIN_HEADER, f"{capitalise(evidence.table.compared)} is"]
     rows = [
         [
             methods()[gain.cell.method].title,
@@ -303,7 +312,9 @@ def published_gain(table: Table, gain: Gain) -> str:
 
 
 def _verdict(gain: Gain) -> str:
-    return f"as {methods()[gain.same_as].title}, the same run" if gain.same_as else gain.verdict
+    if gain.same_as is None:
+        return gain.verdict
+    return f"as {methods()[gain.same_as].title}, {'but for rounding' if gain.rounding else 'the same run'}"
 
 
 def _mixtures(evidence: Evidence, ran: Sequence[Cell]) -> list[str]:
@@ -401,7 +412,7 @@ def _target_words(table: Table) -> str:
     return f" Rounds to {target} are counted from 0 as in the paper: the first round trained is round 0."
 
 
-def _capital(text: str) -> str:
+def capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 

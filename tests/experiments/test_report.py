@@ -12,7 +12,7 @@ from experiments.figures import draw
 from experiments.overview import Entry, overview
 from experiments.plan import Cell
 from experiments.report import progress, table_page
-from experiments.tables import load_table
+from experiments.tables import load_table, settings
 from shared.problems import InvalidConfiguration
 from tests.helpers.small_table import longer, table, write_curves
 
@@ -109,6 +109,49 @@ def test_a_method_that_is_another_one_here_is_not_counted(tmp_path: Path) -> Non
     assert [gain.same_as for gain in evidence.gains] == [None, "fedavg", None]
     assert "FedNova is FedAvg here (all rounds are the same) and not counted." in progress(evidence)
     assert "as FedAvg, the same run |" in table_page(evidence, [])
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "counted"),
+    [
+        ((0.25,) * 4, {}, 1),
+        ((0.4, 0.2, 0.2, 0.2), {}, 2),
+        ((0.25,) * 4, {"steps_range": [5, 50], "steps": None}, 2),
+    ],
+)
+def test_fednova_with_equal_sizes_and_steps_is_fedavg_whatever_rounding_made_of_it(
+    tmp_path: Path, weights: tuple[float, ...], changes: dict[str, Any], counted: int
+) -> None:
+    """As from two machines, or kernels: no score is the same."""
+    with_local = settings()["digits-12"].config
+    with_local = with_local | {"local": with_local["local"] | changes}
+    settings()["digits-12"] = settings()["digits-12"].model_copy(update={"config": with_local})
+    given = longer(methods=["fedavg", "fednova"])
+    curves = {("fedavg", "base", 0): [0.4] * 12, ("fedavg", "disco", 0): [0.6] * 12}
+    curves |= {("fednova", "base", 0): [0.4001] * 12, ("fednova", "disco", 0): [0.5999] * 12}
+    write_curves(tmp_path, curves, given, weights=weights)
+    evidence = gather(given, tmp_path)
+    assert len(evidence.verdicts()) == counted
+    assert evidence.rounds() == (48, 48)
+    page = table_page(evidence, [])
+    words = (
+        "FedNova is FedAvg here (equal sizes and steps: what their runs differ by is ",
+        "as FedAvg, but for rounding |",
+    )
+    assert [each in page for each in words] == [counted == 1] * 2
+    assert "the same run" not in page
+    assert "all rounds are the same" not in page
+
+
+def test_of_several_settings_those_are_named_in_which_a_method_is_another(tmp_path: Path) -> None:
+    given = longer(methods=["fedavg", "fednova"], settings=["digits-12", "digits"])
+    curves = {
+        (method, weighting, 0): [0.4] * 3 for method in given.methods for weighting in ("base", "disco")
+    }
+    write_curves(tmp_path, curves, given.model_copy(update={"settings": ("digits",)}))
+    assert "FedNova is FedAvg in Digits (all rounds are the same) and not counted." in progress(
+        gather(given, tmp_path)
+    )
 
 
 def test_a_table_that_has_only_borrowed_runs_is_not_yet_run(tmp_path: Path) -> None:
@@ -261,3 +304,9 @@ def test_the_overview_shows_each_comparison_once_with_its_picture(results: Path)
     ]  # fmt: skip
     assert page.count("| [Digits]") == 1
     assert "(results/small-curves-digits.svg)" in page
+
+
+def test_the_overviews_first_tables_say_of_disco_what_the_others_do(results: Path) -> None:
+    evidence = gather(table(headline=True), results)
+    page = overview([Entry(evidence.table, "partly", "", evidence)])
+    assert "8 of 24 rounds were run; of 1 comparison Disco is ahead in 0, too few rounds in 1." in page

@@ -68,6 +68,7 @@ def write_curves(
     accuracies: dict[tuple[str, str, int], list[float]],
     given: Table,
     validation: dict[tuple[str, str, int], float] | None = None,
+    weights: tuple[float, ...] = (),
 ) -> None:
     """Committed results by (method, weighting, seed); ``validation`` is the accuracy of all rounds."""
     for run in expand(given):
@@ -85,6 +86,7 @@ def write_curves(
                 "accuracy": accuracy,
                 "loss": 1 - accuracy,
                 "per_category": [accuracy, accuracy],
+                "weights": list(weights),
                 "per_client": [accuracy, accuracy - 0.1],
                 "validation_accuracy": (validation or {}).get(
                     (run.cell.method, run.cell.weighting, run.seed)
