@@ -71,10 +71,10 @@ class Evidence:
 
     def rounds(self) -> tuple[int, int]:
         """Rounds there are, and rounds that the table asks for with all of its seeds."""
-        asked = {self.file(cell, seed): self._asked(cell) for cell in self.curves for seed in self._seeds()}
+        asked = {self.file(cell, seed): self._asked(cell) for cell in self._own for seed in self._seeds()}
         there = {
             self.file(cell, seed): min(len(curve.rounds), self._asked(cell))
-            for cell, found in self.curves.items()
+            for cell, found in self._own.items()
             for seed, curve in found.items()
             if seed < self.table.seeds
         }
@@ -98,10 +98,15 @@ class Evidence:
 
     def with_disco(self) -> list[Gain]:
         """The gains of Disco, not those of sizes over equal weights; of tuned a and b, the choice's."""
-        disco = [gain for gain in self.gains if gain.cell.resolved not in ("sizes", "uniform")]
+        own = [gain for gain in self.gains if gain.cell in self._own]
+        disco = [gain for gain in own if gain.cell.resolved not in ("sizes", "uniform")]
         if self.table.tune is None:
             return disco
         return [gain for gain in disco if gain.cell.weighting == self.table.chosen]
+
+    def of_added(self) -> list[Gain]:
+        """The gains of weightings that a caller added."""
+        return [gain for gain in self.gains if gain.cell not in self._own]
 
     @cached_property
     def only_borrowed(self) -> bool:
@@ -109,7 +114,7 @@ class Evidence:
         if self.table.borrows is None:
             return False
         lent = {self.file(cell, 0) for cell in cells(load_table(self.table.borrows))}
-        return not any(found for cell, found in self.curves.items() if self.file(cell, 0) not in lent)
+        return not any(found for cell, found in self._own.items() if self.file(cell, 0) not in lent)
 
     def complete(self, cell: Cell) -> Curves:
         """A cell's curves of as many rounds as the table asks for."""
@@ -118,6 +123,12 @@ class Evidence:
 
     def file(self, cell: Cell, seed: int) -> Path:
         return PlannedRun(cell, seed, configuration(cell, seed), 0).file
+
+    @cached_property
+    def _own(self) -> Mapping[Cell, Curves]:
+        """The curves of what the table itself asks for."""
+        is_added = self.table.is_added
+        return {c: found for c, found in self.curves.items() if not is_added(c.method, c.weighting)}
 
     def _seeds(self) -> range:
         return range(self.table.seeds)

@@ -191,19 +191,15 @@ def with_weightings(table: Table, given: Sequence[str]) -> Table:
     ``given`` are names of a table, import paths of classes, or NAME={...}: what a run's configuration says.
 
     >>> from experiments.tables import load_table
-    >>> with_weightings(load_table("stragglers"), ["entropy", "ours.weights:ByRoot"]).weightings
+    >>> given = ["entropy", "ours.weights:ByRoot"]
+    >>> with_weightings(load_table("stragglers"), given).weightings_of("fedavg")
     ('base', 'disco', 'entropy', 'byroot={kind: "ours.weights:ByRoot"}')
 
     Raises:
         InvalidConfiguration: no such weighting, a definition that is none, or a name that is taken.
     """
-    added = tuple(_check_weighting(one) for one in given)
-    return table.model_copy(
-        update={
-            "weightings": tuple(dict.fromkeys((*table.weightings, *added))),
-            "only": {name: tuple(dict.fromkeys((*those, *added))) for name, those in table.only.items()},
-        }
-    )
+    added = dict.fromkeys(_check_weighting(one) for one in given)
+    return table.model_copy(update={"added": tuple(added)})
 
 
 def _check_weighting(given: str) -> str:

@@ -40,7 +40,7 @@ SAME_BY_RULE = "equal sizes and steps: what their runs differ by is what roundin
 def table_page(evidence: Evidence, pictures: Sequence[str]) -> str:
     """The whole page of a table; ``pictures`` are the names of its SVG files."""
     table = evidence.table
-    parts = [*heading(table), f"{capitalise(evidence.state())}: {progress(evidence)}", ""]
+    parts = [*heading(table), f"{capitalise(evidence.state())}: {progress(evidence)}", "", *_added(evidence)]
     parts += [f"Measured: {WORDS[table.measure]}. {_spread_words(table)}{_target_words(table)}", ""]
     for setting in table.settings:
         parts += [f"## {settings()[setting].title}", "", *_setting(evidence, setting), ""]
@@ -84,6 +84,16 @@ def _counted(verdicts: Sequence[Verdict], compared: str) -> str:
     counts = [(word, verdicts.count(word)) for word in get_args(Verdict)]
     parts = [f"{word} in {count}" for word, count in counts if count or word == "ahead"]
     return f"of {format_count(len(verdicts), 'comparison')} {compared} is {', '.join(parts)}"
+
+
+def _added(evidence: Evidence) -> list[str]:
+    """What came of weightings that a caller added: of them the table's state knows nothing."""
+    verdicts: dict[str, list[Verdict]] = {}
+    for gain in evidence.of_added():
+        if gain.same_as is None:
+            verdicts.setdefault(gain.cell.label, []).append(gain.verdict)
+    said = [_counted(found, label) for label, found in verdicts.items()]
+    return [f"Added, and no part of the table: {'; '.join(said)}.", ""] if said else []
 
 
 def _twins(evidence: Evidence) -> list[str]:
@@ -262,7 +272,9 @@ def _gains(
     ]
     if not found:
         return []
-    header = ["method", "weighting", *GAIN_HEADER, f"{capitalise(evidence.table.compared)} is"]
+    added = {gain.cell for gain in evidence.of_added()}
+    compared = "the other weighting" if any(gain.cell in added for gain in found) else evidence.table.compared
+    header = ["method", "weighting", *GAIN_HEADER, f"{capitalise(compared)} is"]
     rows = [
         [
             methods()[gain.cell.method].title,

@@ -144,6 +144,9 @@ class Table(Frozen):
     only: dict[Name, tuple[Name, ...]] = Field(
         default_factory=dict, description="methods with other weightings than the table's"
     )
+    added: tuple[str, ...] = Field(
+        (), description="weightings that a caller adds; a table's state and counts are without them"
+    )
     borrows: Name | None = Field(
         None, description="a table whose runs are one row or column of this: alone they show nothing of it"
     )
@@ -196,7 +199,15 @@ class Table(Frozen):
             raise ValueError(f"tune on validation, but {self.settings[0]} has no partition.validation")
 
     def weightings_of(self, method: str) -> tuple[str, ...]:
-        """The method's weightings by name, as they are written in the table."""
+        """The method's weightings by name, as they are written in the table; behind them what was added."""
+        own = self._own_weightings(method)
+        return (*own, *(name for name in self.added if name not in own))
+
+    def is_added(self, method: str, weighting: str) -> bool:
+        """Whether the table has it for this method because it was added alone."""
+        return weighting not in self._own_weightings(method)
+
+    def _own_weightings(self, method: str) -> tuple[str, ...]:
         named = self.only.get(method, self.weightings)
         if self.tune is not None and method == self.tune.method:
             return (*(name for name in named if name not in (TUNED, *self.tune.pairs)), *self.tune.pairs)

@@ -10,7 +10,7 @@ import pytest
 from experiments.evidence import gather
 from experiments.figures import draw
 from experiments.overview import Entry, overview
-from experiments.plan import Cell
+from experiments.plan import Cell, with_weightings
 from experiments.report import progress, table_page
 from experiments.tables import load_table, settings
 from shared.problems import InvalidConfiguration
@@ -166,6 +166,44 @@ def test_a_table_that_has_only_borrowed_runs_is_not_yet_run(tmp_path: Path) -> N
     )
     write_curves(tmp_path, borrowed, given.model_copy(update={"settings": ("cifar10-clients30",)}))
     assert gather(given, tmp_path).state() == "partly"
+
+
+def test_what_a_caller_adds_changes_neither_state_nor_counts_of_a_table(tmp_path: Path) -> None:
+    """It stands in the table, and in a sentence of its own."""
+    given = load_table("facebook")
+    curves = {("fedavg", "base", seed): [0.4] * 100 for seed in range(given.seeds)}
+    curves |= {("fedavg", "disco", seed): [0.7] * 100 for seed in range(given.seeds)}
+    write_curves(tmp_path, curves, given)
+    more = with_weightings(given, ["byroot={kind: entropy}"])
+    write_curves(tmp_path, {("fedavg", more.added[0], 0): [0.1] * 100}, more)
+    without, with_it = gather(given, tmp_path), gather(more, tmp_path)
+    assert with_it.state() == without.state() == "reproduced in sign"
+    assert progress(with_it) == progress(without)
+    page = table_page(with_it, [])
+    assert "Added, and no part of the table: of 1 comparison byroot is ahead in 0, behind in 1." in page
+    assert "| The other weighting is |" in page
+    assert line(page[page.index("Gain over") :], "| FedAvg | byroot")[-1] == "behind"
+    assert "Added" not in table_page(without, [])
+
+
+def test_what_was_added_is_no_run_of_a_tables_own(tmp_path: Path) -> None:
+    given = load_table("client-number")
+    more = with_weightings(given, ["entropy"])
+    write_curves(tmp_path, {("fedavg", "entropy", 0): [0.4] * 30, ("fedavg", "base", 0): [0.4] * 30}, more)
+    only_main = more.model_copy(update={"settings": ("cifar10-niid1",)})
+    assert gather(only_main, tmp_path).state() == "not yet run"
+
+
+@pytest.mark.parametrize("name", ["main", "heatmap", "partial-40", "imbalanced-both"])
+def test_a_tables_own_weightings_are_not_added(name: str) -> None:
+    """Nor doubled, where a caller names them."""
+    given = load_table(name)
+    more = with_weightings(given, ["disco", "entropy"])
+    for method in given.methods:
+        own = given.weightings_of(method)
+        assert more.weightings_of(method) == tuple(dict.fromkeys((*own, "disco", "entropy")))
+        assert not any(more.is_added(method, each) for each in own)
+        assert more.is_added(method, "entropy")
 
 
 def test_what_was_not_run_is_folded_away(results: Path) -> None:
