@@ -17,7 +17,7 @@ from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from simulation.results import Results, config_of, made_with, same_results
 
-__all__ = ["Curve", "Round", "publish", "read_curve", "rounds_in"]
+__all__ = ["Curve", "Round", "publish", "read_curve", "read_lines", "rounds_in"]
 
 DIGITS = 6
 HEX = 16
@@ -67,8 +67,8 @@ def publish(source: Path, target: Path) -> int:
 
     Returns how many rounds ``target`` has now.
     """
-    lines = Results(source).lines()
-    there, here = rounds_in(target), _rounds_of(lines)
+    lines = read_lines(source)
+    there, here = rounds_in(target), len(_rounds_of(lines))
     if here <= there:
         return there
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,25 +81,47 @@ def read_curve(path: Path, config: RunConfig | None = None) -> Curve | None:
     """A committed result, which is to be of ``config`` if that is given; None if there is none.
 
     Raises:
-        InvalidConfiguration: the file holds the results of another configuration.
+        InvalidConfiguration: see :func:`read_lines`; or it is not the short form.
     """
-    lines = Results(path).lines()
+    lines = read_lines(path, config)
     if not lines:
         return None
     header = lines[0]
+    if "categories" not in header:
+        raise InvalidConfiguration(
+            f"{path} is a simulation's own result file, not the short form of one.",
+            hint="`feddisco reproduce` keeps these in results/.work and writes the short form.",
+        )
+    rounds = tuple(map(_round, _rounds_of(lines)))
+    return Curve(
+        config_of(lines, path), header["versions"], _made_with(header), tuple(header["categories"]), rounds
+    )
+
+
+def read_lines(path: Path, config: RunConfig | None = None) -> list[dict[str, Any]]:
+    """The lines of a result file of either form, to be of ``config`` if that is given; none if there is none.
+
+    Raises:
+        InvalidConfiguration: the file holds the results of another configuration, or a round is missing or
+            there twice.
+    """
+    lines = Results(path).lines()
+    if not lines:
+        return []
     ran = config_of(lines, path)
     if config is not None and not same_results(ran.model_copy(update={"name": config.name}), config):
         raise InvalidConfiguration(
             f"{path} holds the results of another configuration than the table's.",
             hint="The table was changed after the run: remove the file to run it anew.",
         )
-    if "categories" not in header:
-        raise InvalidConfiguration(
-            f"{path} is a simulation's own result file, not the short form of one.",
-            hint="`feddisco reproduce` keeps these in results/.work and writes the short form.",
-        )
-    rounds = tuple(_round(line) for line in lines if line["kind"] == "round")
-    return Curve(ran, header["versions"], _made_with(header), tuple(header["categories"]), rounds)
+    # runs are compared by place, so that a round in another's would be taken for that one
+    for place, line in enumerate(_rounds_of(lines), start=1):
+        if line["round"] != place or place > ran.rounds:
+            raise InvalidConfiguration(
+                f"{path} is damaged: in place {place} of {ran.rounds} stands round {line['round']}.",
+                hint="Restore the file from a copy, or remove it to run it anew.",
+            )
+    return lines
 
 
 def _made_with(header: dict[str, Any]) -> str:
@@ -111,17 +133,17 @@ def _made_with(header: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def rounds_in(path: Path) -> int:
-    """How many rounds a result file has (of either form)."""
-    return _rounds_of(Results(path).lines())
+def rounds_in(path: Path, config: RunConfig | None = None) -> int:
+    """How many rounds a result file has (see :func:`read_lines`)."""
+    return len(_rounds_of(read_lines(path, config)))
 
 
-def _rounds_of(lines: Sequence[dict[str, Any]]) -> int:
-    return len([line for line in lines if line["kind"] == "round"])
+def _rounds_of(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] == "round"]
 
 
 def _compact(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    rounds = [line for line in lines if line["kind"] == "round"]
+    rounds = _rounds_of(lines)
     categories = list(rounds[0]["per_category"])
     header = {**lines[0], "categories": categories}
     ends = [line for line in lines if line["kind"] == "end"]

@@ -130,7 +130,7 @@ def _sweep(runs: Sequence[Planned], request: Request, say: Say) -> list[Swept]:
 def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
     runs, without = [], {}
     for run in plan:
-        if rounds_in(request.results / run.file) >= run.rounds:
+        if rounds_in(request.results / run.file, run.config) >= run.rounds:
             continue
         try:
             source = find_source(run.config.task, request.data)

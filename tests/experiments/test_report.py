@@ -87,6 +87,7 @@ def test_who_is_ahead_is_decided_by_the_interval(tmp_path: Path, disco: list[flo
 
 
 def test_the_gain_over_the_run_leaves_the_first_twenty_rounds_out(tmp_path: Path) -> None:
+    settings()["digits-12"].config["rounds"] = 32
     given = longer(methods=["fedavg"])
     curves = {("fedavg", "base", 0): [0.4] * 32, ("fedavg", "disco", 0): [*[0.1] * 20, *[0.5] * 12]}
     write_curves(tmp_path, curves, given)

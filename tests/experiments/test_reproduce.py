@@ -11,7 +11,7 @@ import yaml
 
 from experiments import compression_costs, liars, noise_costs, privacy_costs, tables
 from experiments.plan import expand
-from experiments.records import read_curve, rounds_in
+from experiments.records import publish, read_curve, rounds_in
 from experiments.reproduce import Request, find_source, reproduce, write_overview, write_page
 from experiments.tables import available, load_table
 from experiments.tuning import settled
@@ -168,8 +168,6 @@ def test_data_are_found_by_their_published_names_first(tmp_path: Path) -> None:
 
 
 def test_a_longer_result_is_never_replaced_by_a_shorter_one(tmp_path: Path) -> None:
-    from experiments.records import publish
-
     given = table(methods=["fedavg"], seeds=1)
     write_curves(tmp_path / "there", {("fedavg", "base", 0): [0.4, 0.5, 0.6]}, given)
     (run,) = expand(given, only="*-sizes-*")
@@ -182,6 +180,33 @@ def test_a_longer_result_is_never_replaced_by_a_shorter_one(tmp_path: Path) -> N
     target.write_bytes(work.read_bytes())
     with pytest.raises(InvalidConfiguration, match="is a simulation's own result file, not the short form"):
         read_curve(target, run.config)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([1, 3], "in place 2 of 3 stands round 3"),
+        ([2, 3], "in place 1 of 3 stands round 2"),
+        ([1, 2, 3, 2, 3], "in place 4 of 3 stands round 2"),
+        ([1, 2, 3, 4], "in place 4 of 3 stands round 4"),
+    ],
+)
+def test_a_round_that_is_missing_or_there_twice_is_never_read_over(
+    small: Path, kept: list[int], words: str
+) -> None:
+    """Neither by a page nor by who asks what is still to be run; nor is it committed."""
+    write_curves(small / "results", {("fedavg", "base", 0): [0.4, 0.5, 0.6]}, table())
+    run = expand(table(), seeds=1)[0]
+    path = small / "results" / run.file
+    header, *rounds = path.read_text(encoding="utf-8").splitlines()
+    rounds.append(rounds[-1].replace('"round": 3', '"round": 4'))
+    path.write_text("\n".join([header, *(rounds[at - 1] for at in kept), ""]), encoding="utf-8")
+    for changes in ({"report_only": True}, {"only": "*-fedavg-sizes-s0"}):
+        with pytest.raises(InvalidConfiguration, match=f"damaged: {words}") as fault:
+            reproduce(request(small, **changes), lambda line: None)
+        assert "remove it to run it anew" in str(fault.value.hint)
+    with pytest.raises(InvalidConfiguration, match=words):
+        publish(path, small / "again.jsonl")
 
 
 def test_what_only_a_service_heeds_does_not_make_another_run(tmp_path: Path) -> None:
