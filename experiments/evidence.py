@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.plan import Cell, PlannedRun, cells, configuration
-from experiments.records import Curve, Round, read_curve
+from experiments.records import Curve, Round, files_of, read_curve
 from experiments.tables import Measure, Table, load_table
 from shared import statistics
 from shared.statistics import Interval, Spread
@@ -225,14 +225,8 @@ def measured(measure: Measure, curve: Curve) -> float:
 
 
 def _curves(cell: Cell, results: Path) -> dict[int, Curve]:
-    stem = f"{cell.method}-{cell.resolved}-s"
-    seeds = sorted(
-        int(path.stem.removeprefix(stem)) for path in (results / cell.setting).glob(f"{stem}[0-9]*.jsonl")
-    )
-    found = {
-        seed: read_curve(results / cell.setting / f"{stem}{seed}.jsonl", configuration(cell, seed))
-        for seed in seeds
-    }
+    files = files_of(results / cell.setting, f"{cell.method}-{cell.resolved}")
+    found = {seed: read_curve(path, configuration(cell, seed)) for seed, path in files.items()}
     return {seed: curve for seed, curve in found.items() if curve is not None}
 
 

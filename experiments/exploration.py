@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from experiments.figures import save
 from experiments.plan import Cell, configuration
+from experiments.records import files_of, read_lines
 from experiments.report import heading, table_rows
 from experiments.tables import Table
 from shared import wire
@@ -27,7 +29,7 @@ from shared.wire.tensors import load_into, state_of
 from simulation.jobs import Job, WorkbenchSpec, carry_out
 from simulation.results import Results, header
 
-__all__ = ["Trial", "exploration_page", "explore", "pair_of_like_size", "trials"]
+__all__ = ["Trial", "exploration_page", "explore", "find_trials", "pair_of_like_size", "trials"]
 
 RATIOS = tuple(round(0.1 * step, 1) for step in range(11))
 LIKE = 0.1
@@ -158,9 +160,26 @@ def _correlations(alone: _Alone) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- pages
 
 
+Found = Mapping[int, list[dict[str, Any]]]
+"""What the trials wrote, by seed, without the first line."""
+
+
+def find_trials(table: Table, results: Path) -> Found:
+    """The trials that were run, of the seeds that the table asks for.
+
+    Raises:
+        InvalidConfiguration: one is of another configuration.
+    """
+    setting = table.settings[0]
+    config = partial(configuration, Cell(setting, "fedavg", "sizes"))
+    files = files_of(results / table.kind, setting)
+    found = {seed: read_lines(path, config(seed))[1:] for seed, path in files.items() if seed < table.seeds}
+    return {seed: lines for seed, lines in found.items() if lines}
+
+
 def exploration_page(table: Table, results: Path, folder: Path) -> tuple[str, int]:
     """The Markdown of the page (its figure is written into ``folder``), and how many trials there are."""
-    found = [Results(path).lines()[1:] for path in sorted((results / table.kind).glob("*.jsonl"))]
+    found = find_trials(table, results)
     lines = [
         *heading(table),
         f"{len(found)} of {table.seeds} trials were run." if found else "Not yet run.",
@@ -177,9 +196,9 @@ def exploration_page(table: Table, results: Path, folder: Path) -> tuple[str, in
     return "\n".join(lines).rstrip() + "\n", len(found)
 
 
-def _blend_rows(found: list[list[dict[str, Any]]]) -> list[str]:
+def _blend_rows(found: Found) -> list[str]:
     rows = []
-    for trial, (pair, *blends) in enumerate(found):
+    for trial, (pair, *blends) in found.items():
         top = max(blends, key=lambda blend: float(blend["accuracy"]))
         scores = [f"{100 * blend['accuracy']:.2f}" for blend in blends]
         rows.append([str(trial), f"{pair['sizes']}, {pair['discrepancies']}", *scores, f"{top['r']:g}"])
@@ -187,9 +206,9 @@ def _blend_rows(found: list[list[dict[str, Any]]]) -> list[str]:
     return table_rows(header, rows)
 
 
-def _correlation_rows(found: list[list[dict[str, Any]]]) -> list[str]:
+def _correlation_rows(found: Found) -> list[str]:
     rows = []
-    for trial, clients in enumerate(found):
+    for trial, clients in found.items():
         accuracies = [float(client["accuracy"]) for client in clients]
         row = [str(trial), f"{len(clients)} clients"]
         for name in ("size", "discrepancy"):
@@ -205,8 +224,8 @@ def _correlation(one: list[float], other: list[float]) -> str:
     return f"{np.corrcoef(one, other)[0, 1]:+.2f}"
 
 
-def _paint_blends(axes: Any, found: list[list[dict[str, Any]]]) -> None:
-    for trial, (_, *blends) in enumerate(found):
+def _paint_blends(axes: Any, found: Found) -> None:
+    for trial, (_, *blends) in found.items():
         axes.plot(
             [b["r"] for b in blends], [100 * b["accuracy"] for b in blends], "o-", label=f"trial {trial}"
         )
@@ -214,8 +233,8 @@ def _paint_blends(axes: Any, found: list[list[dict[str, Any]]]) -> None:
     axes.legend(fontsize=8)
 
 
-def _paint_clients(axes: Any, found: list[list[dict[str, Any]]]) -> None:
-    clients = [client for trial in found for client in trial]
+def _paint_clients(axes: Any, found: Found) -> None:
+    clients = [client for trial in found.values() for client in trial]
     points = axes.scatter(
         [c["discrepancy"] for c in clients],
         [100 * c["accuracy"] for c in clients],

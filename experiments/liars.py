@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.records import files_of
 from experiments.report import table_rows
 from experiments.reproduce import find_source
 from shared import wire
@@ -277,7 +278,7 @@ def _scored(results: Path) -> list[str]:
 
 def _shown(cell: Cell, results: Path) -> str:
     found = []
-    for path in sorted(results.glob(f"{cell.name}-s*.jsonl")):
+    for path in files_of(results, cell.name).values():
         if stopped := _stopped_in(Results(path).lines()):
             found.append(f"stops in round {stopped}")
         elif (value := accuracy_of(path)) is not None:

@@ -213,6 +213,10 @@ def _check_weighting(given: str) -> str:
         raise InvalidConfiguration(
             f"weighting: {label!r} is no name for runs.", hint="Use lower case, digits, points and hyphens."
         )
+    if re.search(r"-s[0-9]+$", label):
+        raise InvalidConfiguration(
+            f"weighting: {label!r} ends like a run's name, in a seed.", hint="Choose another name."
+        )
     if label in (BASE, TUNED) or _is_known(label):
         raise InvalidConfiguration(f"weighting: {label!r} is a table's already.", hint="Choose another name.")
     _read_definition(given)

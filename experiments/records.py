@@ -6,6 +6,7 @@ They are made from the result files of the simulation, which stay where the run 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from shared.files import replace_file
 from shared.problems import InvalidConfiguration
 from simulation.results import Results, config_of, made_with, same_results
 
-__all__ = ["Curve", "Round", "publish", "read_curve", "read_lines", "rounds_in"]
+__all__ = ["Curve", "Round", "files_of", "publish", "read_curve", "read_lines", "rounds_in"]
 
 DIGITS = 6
 HEX = 16
@@ -96,6 +97,16 @@ def read_curve(path: Path, config: RunConfig | None = None) -> Curve | None:
     return Curve(
         config_of(lines, path), header["versions"], _made_with(header), tuple(header["categories"]), rounds
     )
+
+
+def files_of(folder: Path, stem: str) -> dict[int, Path]:
+    """The results of a stem by seed: files ``STEM-sSEED.jsonl``, and no other, such as a copy of one.
+
+    Names of weightings may begin alike, so that the whole name has to match.
+    """
+    name = re.compile(re.escape(stem) + r"-s(0|[1-9][0-9]*)\.jsonl")
+    found = {int(match[1]): path for path in folder.glob("*.jsonl") if (match := name.fullmatch(path.name))}
+    return dict(sorted(found.items()))
 
 
 def read_lines(path: Path, config: RunConfig | None = None) -> list[dict[str, Any]]:

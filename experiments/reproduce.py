@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import exploration, tuning
-from experiments.evidence import gather
+from experiments.evidence import Evidence, gather
 from experiments.figures import draw
 from experiments.overview import Entry, overview
 from experiments.plan import PlannedRun, expand, quickened, with_weightings
@@ -215,17 +215,19 @@ def _entry(table: Table, results: Path) -> Entry:
         words = "the bound falls as claimed for lambda near O; the printed rows cannot be as labelled"
         return Entry(table, "partly", words)
     if table.kind != "runs":
-        done = len(list((results / table.kind).glob("*.jsonl")))
-        state = "not yet run" if not done else "run" if done >= table.seeds else "partly"
+        done = len(exploration.find_trials(table, results))
+        state = "not yet run" if not done else "run" if done == table.seeds else "partly"
         return Entry(table, state, f"{done} of {table.seeds} trials")
     evidence = gather(tuning.settled(table, results), results)
-    return Entry(table, evidence.state(), progress(evidence) + _reason(table, results), evidence)
+    return Entry(table, evidence.state(), progress(evidence) + _reason(evidence), evidence)
 
 
-def _reason(table: Table, results: Path) -> str:
+def _reason(evidence: Evidence) -> str:
     """Why a table has settings without any result, where others have some."""
-    empty = [settings()[name] for name in table.settings if not any((results / name).glob("*.jsonl"))]
-    if not empty or len(empty) == len(table.settings):
+    names = evidence.table.settings
+    ran = {cell.setting for cell, curves in evidence.curves.items() if curves}
+    empty = [settings()[name] for name in names if name not in ran]
+    if not empty or len(empty) == len(names):
         return ""
     by_reason: dict[str, list[str]] = {}
     for setting in empty:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments.exploration import exploration_page, explore, pair_of_like_size, trials
+from experiments.plan import Cell, configuration
+from experiments.reproduce import write_overview
 from experiments.tables import Table
+from shared.problems import InvalidConfiguration
 from simulation.run import Results
-from tests.helpers.small_table import table
+from tests.helpers.small_table import put_small_table, table
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data files with one small table instead of the paper's."""
+    put_small_table(tmp_path, monkeypatch)
+    return tmp_path
 
 
 def exploration(number: int) -> Table:
@@ -59,6 +71,37 @@ def test_local_models_are_set_against_size_and_discrepancy(tmp_path: Path) -> No
     _, _, with_size, with_discrepancy = (cell.strip() for cell in row.strip("|").split("|"))
     assert with_size == "-"  # all of one size
     assert -1 <= float(with_discrepancy) <= 1
+
+
+def test_what_is_no_trial_is_neither_shown_nor_counted(small: Path) -> None:
+    """Copies of one, those of another setting, and a seed that the table does not ask for."""
+    given = exploration(1)
+    results, docs = small / "results", small / "docs"
+    first = trials(given, results, seeds=1)[0].out
+    first.parent.mkdir(parents=True)
+    config = configuration(Cell("digits", "fedavg", "sizes"), 1).model_dump(mode="json")
+    pair = {"kind": "pair", "clients": [0, 1], "sizes": [9, 9], "discrepancies": [0.5, 0.1]}
+    blends = [{"kind": "blend", "r": r / 10, "accuracy": 0.5} for r in range(11)]
+    text = "".join(json.dumps(line) + "\n" for line in ({"kind": "run", "config": config}, pair, *blends))
+    second = first.with_name("digits-s1.jsonl")
+    second.write_text(text, encoding="utf-8")
+    page, _ = exploration_page(given, results, docs)
+    assert "1 of 2 trials were run." in page
+    assert "| 1 | [9, 9], [0.5, 0.1] |" in page, "by its seed"
+    for stray in ("digits-s1-old.jsonl", "digits-s1 (copy).jsonl", "digits-s7.jsonl"):
+        first.with_name(stray).write_text(text, encoding="utf-8")
+    first.with_name("elsewhere-s0.jsonl").write_text(text.splitlines()[0] + "\n", encoding="utf-8")
+    assert exploration_page(given, results, docs) == (page, 1)
+    document = given.model_dump(mode="json", exclude={"name"}, exclude_unset=True)
+    (small / "experiments" / "tables" / "exploration-1.yaml").write_text(
+        yaml.safe_dump(document), encoding="utf-8"
+    )
+    write_overview(results, docs)
+    assert "| partly | 1 of 2 trials |" in (docs / "results.md").read_text(encoding="utf-8")
+
+    second.rename(first)
+    with pytest.raises(InvalidConfiguration, match="another configuration"):
+        exploration_page(given, results, docs)
 
 
 def test_without_a_trial_the_page_says_so(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_the_pages_weighting_gets_a_table_by_one_command(small: Path) -> None:
         ("entropie", "'entropie' is not known"),
         ("disco={kind: sizes}", "'disco' is a table's already"),
         ("a0.5-b0.2={kind: sizes}", "is a table's already"),
+        ("mine-s1={kind: sizes}", "'mine-s1' ends like a run's name, in a seed"),
         ("My Own={kind: sizes}", "'My Own' is no name"),
         ("mine={power: 2}", "defines none"),
         ("mine=", "defines none"),

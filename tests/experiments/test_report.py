@@ -272,6 +272,22 @@ def test_results_of_another_configuration_are_refused(results: Path) -> None:
         gather(table(), results)
 
 
+@pytest.mark.parametrize(
+    "stray",
+    [
+        "fedavg-sizes-s0-old.jsonl",
+        "fedavg-sizes-s0.bak.jsonl",
+        "fedavg-sizes-s0 (copy).jsonl",
+        "fedavg-sizes-s1-s0.jsonl",
+        "fedavg-sizes-s00.jsonl",
+    ],
+)
+def test_a_file_whose_name_is_no_runs_is_not_read(results: Path, stray: str) -> None:
+    page = table_page(gather(table(), results), [])
+    (results / "digits" / stray).write_text("anything", encoding="utf-8")
+    assert table_page(gather(table(), results), []) == page
+
+
 def test_the_same_results_give_the_same_bytes(results: Path, tmp_path: Path) -> None:
     evidence = gather(table(), results)
     first, second = tmp_path / "one", tmp_path / "two"
