@@ -78,16 +78,22 @@ CELLS: Final = tuple(Cell(mode, seed) for seed, mode in product(range(SEEDS), MO
 
 
 def planned(cells: Sequence[Cell], data: Path | None) -> Iterator[Planned]:
-    source = find_source("cifar10", data)
-    for cell in cells:
+    """The runs that are not committed whole."""
+    missing = [cell for cell in cells if curve_of(cell) is None]
+    source = find_source("cifar10", data) if missing else None
+    for cell in missing:
         yield Planned(
             cell.config(), WORK / "compression" / cell.file, source, WORK / "cache", ROUNDS, "native"
         )
 
 
 def curve_of(cell: Cell) -> Curve | None:
-    """The curve of a run that is over; None if it is not."""
-    curve = read_curve(RESULTS / cell.file)
+    """The curve of a run that is over; None if it is not.
+
+    Raises:
+        InvalidConfiguration: the file holds the results of another configuration.
+    """
+    curve = read_curve(RESULTS / cell.file, cell.config())
     return curve if curve is not None and curve.is_whole else None
 
 

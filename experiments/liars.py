@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.records import files_of
+from experiments.records import files_of, read_lines
 from experiments.report import table_rows
 from experiments.reproduce import find_source
 from shared import wire
@@ -203,9 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # ---------------------------------------------------------------- page
 
 
-def accuracy_of(path: Path) -> float | None:
+def accuracy_of(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Mean accuracy of the last rounds, in per cent; None: the run is not finished."""
-    lines = Results(path).lines()
     if not lines or lines[-1]["kind"] != "end":
         return None
     found = [line["accuracy"] for line in lines if line["kind"] == "round"][-LAST:]
@@ -267,7 +266,8 @@ def _scored(results: Path) -> list[str]:
     """Three evaluators, of whom one says 1.0 on 2^53 examples; the two honest ones have the same test set."""
     rows = []
     for seed in range(2):
-        honest = accuracy_of(result_of(Cell("none", "mean"), seed, results))
+        cell = Cell("none", "mean")
+        honest = accuracy_of(read_lines(result_of(cell, seed, results), cell.config(seed)))
         if honest is not None:
             scores = [(honest / 100, 10_000), (honest / 100, 10_000), (1.0, MOST)]
             told = (100 * summarise(scores, rule) for rule in ("weighted", "median"))
@@ -278,10 +278,11 @@ def _scored(results: Path) -> list[str]:
 
 def _shown(cell: Cell, results: Path) -> str:
     found = []
-    for path in files_of(results, cell.name).values():
-        if stopped := _stopped_in(Results(path).lines()):
+    for seed, path in files_of(results, cell.name).items():
+        lines = read_lines(path, cell.config(seed))
+        if stopped := _stopped_in(lines):
             found.append(f"stops in round {stopped}")
-        elif (value := accuracy_of(path)) is not None:
+        elif (value := accuracy_of(lines)) is not None:
             found.append(f"{value:.2f}")
     return ", ".join(found) or "not yet run"
 

@@ -14,7 +14,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +27,7 @@ from experiments.reproduce import find_source
 from shared.config import RunConfig
 from shared.discrepancy import discrepancy
 from shared.files import replace_file
+from shared.texts import format_count
 from shared.weightings.base import Discrepancy, Need, Weighed, Weighting, WeightingRound
 from shared.weightings.disco import DiscoWeighting, weights
 from simulation.jobs import WorkbenchSpec
@@ -118,11 +118,17 @@ def answers(counts: Sequence[Sequence[int]], epsilon: float | None) -> list[floa
 def find_told(cell: Cell, source: Path | None, **changes: Any) -> list[float]:
     """What the run's sites tell: as its result says, or asked now."""
     for folder in (WORK / "noise", RESULTS):
-        lines = Results(folder / cell.file).lines()
-        if lines:
-            return list(lines[0]["config"]["weighting"]["options"]["told"])
+        if (told := told_in(folder / cell.file)) is not None:
+            return told
     config = cell.config([0.0] * 6, **changes)
     return answers(counts_of(config, source), cell.epsilon)
+
+
+def told_in(path: Path) -> list[float] | None:
+    """What the sites told in a result; None if there is none, or it is of another weighting."""
+    lines = Results(path).lines()
+    told = lines[0]["config"].get("weighting", {}).get("options", {}).get("told") if lines else None
+    return None if told is None else list(told)
 
 
 def counts_of(config: RunConfig, source: Path | None) -> list[list[int]]:
@@ -143,17 +149,25 @@ def weight_changes(size: int, epsilon: float, draws: int = DRAWS) -> list[float]
 
 
 def planned(cells: Sequence[Cell], data: Path | None) -> Iterator[Planned]:
-    source = find_source("cifar10", data)
-    for cell in cells:
+    """The runs that are not committed whole."""
+    missing = [cell for cell in cells if curve_of(cell) is None]
+    source = find_source("cifar10", data) if missing else None
+    for cell in missing:
         config = cell.config(find_told(cell, source))
         yield Planned(config, WORK / "noise" / cell.file, source, WORK / "cache", ROUNDS, "native")
 
 
 def curve_of(cell: Cell) -> Curve | None:
-    return read_curve(RESULTS / cell.file)
+    """The curve of a run that is over; None if it is not.
+
+    Raises:
+        InvalidConfiguration: the file holds the results of another configuration.
+    """
+    path = RESULTS / cell.file
+    curve = read_curve(path, cell.config(told_in(path) or []))
+    return curve if curve is not None and curve.is_whole else None
 
 
-@cache
 def recorded_changes() -> dict[tuple[int, float], list[float]]:
     path = RESULTS / "weights.jsonl"
     if not path.exists():
@@ -173,7 +187,7 @@ def record_changes() -> None:
 
 
 def noise_page() -> str:
-    curves = {cell: curve for cell in CELLS if (curve := curve_of(cell)) and len(curve.rounds) == ROUNDS}
+    curves = {cell: curve for cell in CELLS if (curve := curve_of(cell)) is not None}
     lines = [
         "# What noise on the discrepancies costs",
         "",
@@ -212,9 +226,10 @@ def _verdict(curves: dict[Cell, Curve]) -> str:
             if cell.epsilon == epsilon and (exact := Cell(None, cell.seed)) in curves
         ]
         if pairs:
-            means.append(f"epsilon {epsilon:g}: {fmean(pairs):+.2f} over {len(pairs)} seeds")
+            means.append(f"epsilon {epsilon:g}: {fmean(pairs):+.2f} over {format_count(len(pairs), 'seed')}")
     alone = [curve.last_accuracy(LAST) for cell, curve in curves.items() if cell.epsilon is None]
-    spread = f"; between seeds, exact runs differ by up to {max(alone) - min(alone):.2f}" if alone else ""
+    several = len(alone) > 1
+    spread = f"; between seeds, exact runs differ by up to {max(alone) - min(alone):.2f}" if several else ""
     moved = max((_change(curves, cell) for cell in curves if cell.epsilon == 1.0), default=0.0)
     return (
         f"Mean difference in percentage points: {', '.join(means)}{spread}. With epsilon 1 no weight moves "
@@ -234,11 +249,13 @@ def _change(curves: dict[Cell, Curve], cell: Cell) -> float:
 
 
 def _weights_part() -> list[str]:
+    recorded = recorded_changes()
+
     def cell(size: int, epsilon: float) -> str:
-        changes = recorded_changes()[size, epsilon]
+        changes = recorded[size, epsilon]
         return f"{100 * fmean(changes):.2f} ({100 * float(np.quantile(changes, 0.95)):.2f})"
 
-    if not recorded_changes():
+    if not recorded:
         return []
     rows = [[f"{size:,}", cell(size, 1.0), cell(size, 0.1)] for size in SIZES]
     return [
@@ -259,7 +276,6 @@ def main(given: Sequence[str] | None = None) -> None:
     if not chosen.report_only:
         if not recorded_changes():
             record_changes()
-            recorded_changes.cache_clear()
         sweep(list(planned(CELLS, chosen.data)), processes=chosen.processes)
         for cell in CELLS:
             publish(WORK / "noise" / cell.file, RESULTS / cell.file)

@@ -9,10 +9,18 @@ import pytest
 
 from experiments import liars
 from experiments.liars import CELLS, LIAR, Cell, liars_page, train
+from shared.problems import InvalidConfiguration
 from simulation.results import Results
 from simulation.run import Setup
 
 SMALL = {"task": "digits", "rounds": 3, "local": {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell is a small run on the digits, also for the page."""
+    whole = Cell.config
+    monkeypatch.setattr(Cell, "config", lambda cell, seed, **more: whole(cell, seed, **SMALL | more))
 
 
 def run(cell: Cell, folder: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -39,10 +47,14 @@ def test_a_liar_spoils_the_mean_and_not_the_median(tmp_path: Path) -> None:
     assert kept > spoilt + 0.2
 
 
-def test_a_model_that_nobody_can_train_ends_the_run_and_is_told(tmp_path: Path) -> None:
+def test_a_model_that_nobody_can_train_ends_the_run_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page says in which round; a later call does not train it again."""
     cell = Cell("x1000", "mean", 0.2)
     hot = {"max_norm": 1e30, "local": {"epochs": 1, "batch_size": 16, "learning_rate": 1e3}}
+    config = cell.config(0, **SMALL | hot)
+    monkeypatch.setattr(Cell, "config", lambda cell, seed, **changes: config)
     lines = run(cell, tmp_path, **hot)
     assert lines[-1]["kind"] == "stopped"
     assert "loss is" in lines[-1]["reason"]
@@ -76,9 +88,15 @@ def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path: Path) -> None:
     ]
 
 
-def test_the_page_says_what_is_not_yet_run(tmp_path: Path) -> None:
+def test_the_page_says_what_is_not_yet_run(small: None, tmp_path: Path) -> None:
     run(Cell("none", "mean"), tmp_path)
     page = liars_page(tmp_path)
     assert "| `mean` | " in page
     assert page.count("not yet run") == 3 * len(liars.RULES) - 1 + 1 + 4
     assert "headline by the median" in page
+
+
+def test_the_page_is_of_the_cells_own_runs_alone(tmp_path: Path) -> None:
+    run(Cell("none", "mean"), tmp_path, rounds=1)
+    with pytest.raises(InvalidConfiguration, match="another configuration"):
+        liars_page(tmp_path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from experiments import noise_costs
 from experiments.noise_costs import CELLS, PAGE, RESULTS, Cell, ToldDisco, answers, noise_page, weight_changes
 from shared.discrepancy import discrepancy
 from shared.weightings.base import Contribution, WeightingRound
@@ -39,6 +41,16 @@ def test_runs_differ_in_what_the_sites_tell_alone() -> None:
     one, other = (Cell(epsilon, 1).config([0.5] * 6).model_dump() for epsilon in (None, 0.1))
     assert {name for name in one if one[name] != other[name]} == {"name"}
     assert len({cell.file for cell in CELLS}) == len(CELLS)
+
+
+def test_of_one_seed_nothing_is_said_between_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epsilon in (None, 1.0):
+        file = Cell(epsilon, 0).file
+        (tmp_path / file).write_bytes((RESULTS / file).read_bytes())
+    monkeypatch.setattr(noise_costs, "RESULTS", tmp_path)
+    page = noise_page()
+    assert "epsilon 1: -1.70 over 1 seed. With" in page
+    assert "between seeds" not in page
 
 
 def test_the_committed_page_says_what_the_committed_results_say() -> None:
