@@ -218,14 +218,16 @@ def liars_page(results: Path) -> str:
         "",
         "CIFAR-10, NIID-2 (five clients of two classes, five of all), simple CNN, Disco weights (a = 0.5, "
         "b = 0.1), 20 rounds of two epochs. Test accuracy in per cent, mean of the last "
-        f"{LAST} rounds; one number a seed. `python -m experiments.liars` runs what is missing.",
+        f"{LAST} rounds; one number a seed. The liar is one of the five of all classes, so that its "
+        "discrepancy is 0 before it says so. `python -m experiments.liars` runs what is missing.",
         "",
         "## What is sent",
         "",
         "A run *stops* in the round in which honest clients can no longer train the model: "
         "their loss is not finite.",
         "",
-        f"Under a lie the run has `max_weight: {CAP:g}`; without a lie it has none.",
+        f"In the columns with a lie the run has `max_weight: {CAP:g}`; without a lie, and where the update "
+        "is refused, it has none.",
         "",
         *_by_rule(results),
         "",

@@ -13,6 +13,8 @@ from shared.problems import InvalidConfiguration
 from simulation.results import Results
 from simulation.run import Setup
 
+DOCUMENT = liars.PAGE.parents[1] / "robust-aggregation.md"
+NAMES = {"none": "none-mean", "1e30": "1e30-mean", "x1000": "x1000-mean-cap", "x-10": "x-10-mean-cap"}
 SMALL = {"task": "digits", "rounds": 3, "local": {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}}
 
 
@@ -94,6 +96,28 @@ def test_the_page_says_what_is_not_yet_run(small: None, tmp_path: Path) -> None:
     assert "| `mean` | " in page
     assert page.count("not yet run") == 3 * len(liars.RULES) - 1 + 1 + 4
     assert "headline by the median" in page
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_said_of_the_lies_is_what_the_committed_runs_did(seed: int) -> None:
+    """Which of them had a cap, what a declared size took, and that a declared discrepancy took nothing."""
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        return Results(liars.RESULTS / f"{name}-s{seed}.jsonl").lines()
+
+    page, said = liars.PAGE.read_text(encoding="utf-8"), DOCUMENT.read_text(encoding="utf-8")
+    caps = {lie: lines(name)[0]["config"]["max_weight"] for lie, name in NAMES.items()}
+    assert caps == {"none": None, "1e30": None, "x1000": 0.2, "x-10": 0.2}
+    assert "In the columns with a lie the run has `max_weight: 0.2`; without a lie, and where the" in page
+    shares = {round(100 * line["weights"][LIAR]) for line in rounds(lines("size-mean"))}
+    assert [f"A declared size of 2^53 takes {share} % of the weight" in said for share in shares] == [True]
+    models = [[line["model"] for line in rounds(lines(name))] for name in ("none-mean", "discrepancy-mean")]
+    assert models[0] == models[1]
+    assert "its discrepancy is 0 before it says so" in page.replace("\n", " ")
+
+
+def test_the_committed_page_says_what_the_committed_results_say() -> None:
+    assert liars.PAGE.read_text(encoding="utf-8") == liars_page(liars.RESULTS)
 
 
 def test_the_page_is_of_the_cells_own_runs_alone(tmp_path: Path) -> None:
