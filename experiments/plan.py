@@ -9,13 +9,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from experiments.tables import BASE, TUNED, Table, methods, settings
-from shared.config import DiscoWeighting, RunConfig
+from shared.config import DiscoWeighting, RunConfig, describe_faults
 from shared.documents import parse_yaml
 from shared.problems import InvalidConfiguration
-from shared.weightings import available
+from shared.weightings import AnyWeighting, available, load_weighting
+from shared.weightings.base import Weighting
 
 __all__ = [
     "Cell",
@@ -34,8 +35,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Other weightings than Disco with options of their own."""
 
+NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 METRICS = {"disco-l1": "l1", "disco-l2": "l2", "disco-cosine": "cosine"}
 STANDARD = DiscoWeighting()
+WEIGHTING: TypeAdapter[Weighting] = TypeAdapter(AnyWeighting)
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def weighting_of(name: str, disco: dict[str, Any]) -> dict[str, Any]:
         return VARIANTS[name]
     if name in METRICS:
         return {"kind": "disco", "metric": METRICS[name], **disco}
-    if pair := re.fullmatch(r"a([\d.]+)-b([\d.]+)", name):
+    if pair := re.fullmatch(rf"a({NUMBER})-b({NUMBER})", name):
         return {"kind": "disco", "a": float(pair[1]), "b": float(pair[2]), **disco}
     raise InvalidConfiguration(
         f"weighting {name!r} is not known",
@@ -191,24 +194,38 @@ def with_weightings(table: Table, given: Sequence[str]) -> Table:
     ``given`` are names of a table, import paths of classes, or NAME={...}: what a run's configuration says.
 
     >>> from experiments.tables import load_table
-    >>> given = ["entropy", "ours.weights:ByRoot"]
+    >>> given = ["entropy", "mild={kind: disco, a: 0.1}"]
     >>> with_weightings(load_table("stragglers"), given).weightings_of("fedavg")
-    ('base', 'disco', 'entropy', 'byroot={kind: "ours.weights:ByRoot"}')
+    ('base', 'disco', 'entropy', 'mild={kind: disco, a: 0.1}')
 
     Raises:
         InvalidConfiguration: no such weighting, a definition that is none, or a name that is taken.
     """
-    added = dict.fromkeys(_check_weighting(one) for one in given)
-    return table.model_copy(update={"added": tuple(added)})
+    added: dict[str, str] = {}
+    for one in map(_check_weighting, given):
+        label = one.partition("=")[0]
+        if added.setdefault(label, one) != one:
+            raise InvalidConfiguration(
+                f"weighting: {label!r} is the name of two, {added[label]} and {one}.",
+                hint="Write NAME={...} with another name for one of them.",
+            )
+    return table.model_copy(update={"added": tuple(added.values())})
 
 
 def _check_weighting(given: str) -> str:
     if "=" not in given and ":" in given:
         given = f'{given.rpartition(":")[2].lower()}={{kind: "{given}"}}'
     label, defines, _ = given.partition("=")
-    if not defines:
-        weighting_of(given, {})
-        return given
+    if defines:
+        _check_label(label)
+    try:
+        load_weighting(WEIGHTING.validate_python(weighting_of(given, {})))
+    except ValidationError as error:
+        raise InvalidConfiguration(f"weighting: {given}: {describe_faults(error)}.") from None
+    return given
+
+
+def _check_label(label: str) -> None:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", label):
         raise InvalidConfiguration(
             f"weighting: {label!r} is no name for runs.", hint="Use lower case, digits, points and hyphens."
@@ -219,8 +236,6 @@ def _check_weighting(given: str) -> str:
         )
     if label in (BASE, TUNED) or _is_known(label):
         raise InvalidConfiguration(f"weighting: {label!r} is a table's already.", hint="Choose another name.")
-    _read_definition(given)
-    return given
 
 
 def _is_known(label: str) -> bool:

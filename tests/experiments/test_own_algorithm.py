@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.plan import with_weightings
+from experiments.tables import load_table
 from feddisco.main import app
 from shared.algorithms import available, load_algorithm
 from shared.config import AlgorithmChoice
+from shared.problems import InvalidConfiguration
 from simulation.run import Results
 from tests.helpers.small_table import put_small_table
 
@@ -96,6 +99,13 @@ def test_the_pages_weighting_gets_a_table_by_one_command(small: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ("a0.5.1-b0.1", "'a0.5.1-b0.1' is not known"),
+        ("a.-b.", "'a.-b.' is not known"),
+        ("weights_of_ours:Nope", "'weights_of_ours:Nope' cannot be imported"),
+        ('mine={kind: "weights_of_ours:Nope"}', "'weights_of_ours:Nope' cannot be imported"),
+        ('mine={kind: "weights_of_ours:make_rows"}', "not a weighting"),
+        ('mine={kind: "weights_of_ours:ByRoot", options: {power: high}}', "power"),
+        ("mine={kind: disco, a: -1}", "a: "),
         ("entropie", "'entropie' is not known"),
         ("disco={kind: sizes}", "'disco' is a table's already"),
         ("a0.5-b0.2={kind: sizes}", "is a table's already"),
@@ -114,4 +124,25 @@ def test_a_weighting_that_is_none(small: Path, given: str, words: str) -> None:
         app, ["reproduce", "small", "--quick", "--only", "*-fedavg-*", "--weighting", given, *folders]
     )
     assert answer.exit_code != 0
-    assert words in f"{answer.output}{answer.exception}"
+    assert isinstance(answer.exception, InvalidConfiguration)
+    assert words in str(answer.exception)
+    assert not (small / "results").exists()
+    assert not (small / "docs").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("mine={kind: entropy}", "mine={kind: sizes}"),
+        ("weights_of_ours:ByRoot", "byroot={kind: sizes}"),
+        ("weights_of_ours:ByRoot", "weights_again:ByRoot"),
+    ],
+)
+def test_two_weightings_of_one_name_are_refused_before_either_is_run(
+    small: Path, given: tuple[str, str]
+) -> None:
+    (small / "weights_again.py").write_text("from weights_of_ours import ByRoot", encoding="utf-8")
+    with pytest.raises(InvalidConfiguration, match="is the name of two"):
+        with_weightings(load_table("small"), given)
+    same = with_weightings(load_table("small"), (given[0], given[0]))
+    assert len(same.added) == 1
