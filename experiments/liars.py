@@ -193,9 +193,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--report-only", action="store_true")
     given = parser.parse_args(arguments)
     if not given.report_only:
+        asked = list(cells(given.only, given.seeds))
+        if not asked:
+            parser.error(f"--only: no cell has a name like {given.only!r}; the first is {CELLS[0].name}")
         cache = HERE.parent / ".cache"
         setup = Setup(find_source("cifar10", given.data), cache, kernels=given.kernels)
-        for cell, seed in cells(given.only, given.seeds):
+        for cell, seed in asked:
             train(cell, cell.config(seed), setup, result_of(cell, seed), print)
     PAGE.write_text(liars_page(RESULTS), encoding="utf-8")
 

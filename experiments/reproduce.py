@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from experiments import exploration, tuning
@@ -19,6 +20,7 @@ from shared.config import Frozen
 from shared.documents import parse_yaml
 from shared.files import replace_file
 from shared.problems import InvalidConfiguration
+from shared.texts import format_count
 from simulation.engines import EngineName, choose_engine
 from simulation.kernels import KernelsName
 from simulation.sweep import Planned, Swept, claim_results, sweep
@@ -69,11 +71,13 @@ def reproduce(request: Request, say: Say = print) -> bool:
     """Run what is missing, write the pages; whether every run that was begun came to its end.
 
     Raises:
-        InvalidConfiguration: no such table, or results of another configuration are in the way.
+        InvalidConfiguration: no such table, none of its runs has such a name, or results of another
+            configuration are in the way.
     """
     well = True
     tables = [with_weightings(load_table(name), request.weightings) for name in chosen(request.table)]
     if not request.report_only:
+        _check_only(tables, request)
         for table in tables:
             well &= _run(table, request, say)
     for table in tables:
@@ -89,6 +93,32 @@ def chosen(name: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- running
+
+
+def _check_only(tables: Sequence[Table], request: Request) -> None:
+    """Refuse a pattern that is no run's name, or it would be said that all is done."""
+    if request.only == "*":
+        return
+    names = [name for table in tables for name in _names(table, request)]
+    if names and not any(fnmatch(name, request.only) for name in names):
+        raise InvalidConfiguration(
+            f"only: no run has a name like {request.only!r}.", hint=f"The first is {names[0]}."
+        )
+
+
+def _names(table: Table, request: Request) -> list[str]:
+    """Of all runs that may be asked for; where a and b are tuned, whichever pair is chosen."""
+    if table.kind == "theory":
+        return []
+    if table.kind != "runs":
+        return [trial.config.name for trial in _trials(table, request)]
+    asked = quickened(table) if request.quick else table
+    pairs = (None,) if asked.tune is None else asked.tune.pairs
+    plans = (
+        expand(asked.model_copy(update={"chosen": pair}), seeds=request.seeds, rounds=request.rounds)
+        for pair in pairs
+    )
+    return [run.config.name for plan in plans for run in plan]
 
 
 def _run(table: Table, request: Request, say: Say) -> bool:
@@ -109,7 +139,7 @@ def _run_all(asked: Table, request: Request, say: Say) -> bool:
     missing = _missing(plan, request)
     for task, why in missing.without_data.items():
         say(f"{asked.name}: no data for {task}: {why}")
-    say(f"{asked.name}: {len(plan)} runs, {len(missing.runs)} to do")
+    say(f"{asked.name}: {format_count(len(plan), 'run')}, {len(missing.runs)} to do")
     ended = _sweep(missing.runs, request, say)
     return all(run.state != "failed" for run in ended) and not missing.without_data
 
@@ -144,9 +174,8 @@ def _missing(plan: Sequence[PlannedRun], request: Request) -> _Missing:
 
 
 def _explore(table: Table, request: Request, say: Say) -> bool:
-    seeds = 1 if request.quick else request.seeds or table.seeds
-    for trial in exploration.trials(table, request.results, seeds=seeds):
-        if trial.out.exists():
+    for trial in _trials(table, request):
+        if trial.out.exists() or not fnmatch(trial.config.name, request.only):
             continue
         try:
             source = find_source(trial.config.task, request.data)
@@ -157,6 +186,11 @@ def _explore(table: Table, request: Request, say: Say) -> bool:
             if ours:
                 exploration.explore(trial, source, request.results / WORK / "cache", say)
     return True
+
+
+def _trials(table: Table, request: Request) -> list[exploration.Trial]:
+    seeds = 1 if request.quick else request.seeds or table.seeds
+    return exploration.trials(table, request.results, seeds=seeds)
 
 
 def find_source(task: str, data: Path | None) -> Path | None:

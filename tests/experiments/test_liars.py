@@ -41,6 +41,17 @@ def test_every_cell_is_a_run_of_its_own() -> None:
     assert all(cell.config(1).name.endswith("-s1") for cell in CELLS)
 
 
+def test_a_name_that_no_cell_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(liars, "PAGE", tmp_path / "liars.md")
+    with pytest.raises(SystemExit) as ended:
+        liars.main(["--only", "x-1000-*"])
+    assert ended.value.code == 2
+    assert "no cell has a name like 'x-1000-*'; the first is none-mean" in capsys.readouterr().err
+    assert not (tmp_path / "liars.md").exists()
+
+
 def test_a_liar_spoils_the_mean_and_not_the_median(tmp_path: Path) -> None:
     honest = rounds(run(Cell("none", "mean"), tmp_path))[-1]["accuracy"]
     spoilt = rounds(run(Cell("x1000", "mean", 0.2), tmp_path, max_norm=1e9))[-1]["accuracy"]

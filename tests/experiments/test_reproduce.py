@@ -93,6 +93,41 @@ def test_the_pairs_are_tried_before_the_rest_is_run_with_the_best(small: Path) -
     assert all(line.validation_accuracy is not None for line in curve.rounds)
 
 
+@pytest.mark.parametrize("changes", [{"only": "*-fedsgd-*"}, {"only": "*-s1", "seeds": 1}])
+def test_a_pattern_that_is_no_runs_name_is_refused(small: Path, changes: dict[str, Any]) -> None:
+    """It is not done, and no page is written."""
+    with pytest.raises(InvalidConfiguration, match="no run has a name like") as fault:
+        reproduce(request(small, **changes), lambda line: None)
+    assert fault.value.hint == "The first is digits-fedavg-sizes-s0."
+    assert not (small / "docs").exists()
+
+
+@pytest.mark.parametrize("pattern", ["*-feddyn-*", "*-feddyn-a0.9-b0.1-*"])
+def test_a_pattern_may_be_of_what_is_run_with_the_choice_alone(small: Path, pattern: str) -> None:
+    """Whatever is chosen: in this call, nothing is."""
+    tune = {"weighting.a": [0.5, 0.9], "weighting.b": [0.1], "on": "validation"}
+    given = table(settings=["digits-12"], weightings=["base", "tuned"], tune=tune, published={}, figures=[])
+    document = given.model_dump(mode="json", by_alias=True, exclude={"name"}, exclude_unset=True)
+    (small / "experiments" / "tables" / "small.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    said: list[str] = []
+    assert reproduce(request(small, seeds=1, rounds=1, only=pattern), said.append)
+    assert said[0] == "small: 0 runs, 0 to do"
+
+
+def test_a_pattern_holds_for_the_trials_of_an_exploration(small: Path) -> None:
+    (small / "experiments" / "tables" / "exploration-1.yaml").write_text(
+        yaml.safe_dump(
+            {"title": "One", "source": None, "kind": "exploration-1", "settings": ["digits"], "seeds": 2}
+        ),
+        encoding="utf-8",
+    )
+    said: list[str] = []
+    asked = request(small, only="digits-feddyn-uniform-s0", rounds=1).model_copy(update={"table": "all"})
+    assert reproduce(asked, said.append)
+    assert not (small / "results" / "exploration-1").exists()
+    assert any("1 run, 1 to do" in line for line in said)
+
+
 def test_the_page_says_which_kernels_made_it(small: Path) -> None:
     asked = request(small, seeds=1, rounds=1, only="*-fedavg-sizes-*")
     assert reproduce(asked, lambda line: None)
