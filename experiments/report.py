@@ -190,8 +190,9 @@ def _row(evidence: Evidence, cell: Cell) -> list[str]:
     ours = statistics.mean_and_deviation(values)
     row += [_spread(ours, _deviation(table, ours, curves.values()))]
     lengths = [len(curve.rounds) for curve in curves.values()]
-    # a few rounds say nothing about a hundred, nor does another setting
-    compares = published is not None and min(lengths) >= asked and not table.published_of
+    # a few rounds say nothing about a hundred, nor does another setting or scale
+    alike = not (table.published_of or table.sign_only)
+    compares = published is not None and min(lengths) >= asked and alike
     row += [f"{ours.mean - published.value:+.2f}" if published and compares else ""]
     if table.higher_is_better:
         row += [_mean(measured("last", curve) for curve in curves.values())]
@@ -313,13 +314,14 @@ def gain_numbers(table: Table, gain: Gain) -> list[str]:
 
 
 def published_gain(table: Table, gain: Gain) -> str:
-    """In brackets unless ours is of its setting and rounds, so that nobody takes the two for comparable."""
+    """In brackets unless ours is of its setting, rounds and scale: nobody is to take them for comparable."""
     if gain.published is None:
         return ""
     asked = table.rounds or int(settings()[gain.cell.setting].config["rounds"])
     number = f"{gain.published:+.2f}"
     unlike = [f"after {asked}"] if gain.rounds[0] < asked else []
     unlike += [f"of {table.published_of}"] if table.published_of else []
+    unlike += ["in sign only"] if table.sign_only else []
     return f"({number} {', '.join(unlike)})" if unlike else number
 
 

@@ -69,6 +69,15 @@ def test_a_published_gain_stands_beside_as_many_rounds_and_seeds_are_told_apart(
     assert "| (+7.32 of 7+1 clients) |" in elsewhere
 
 
+def test_where_only_signs_compare_no_difference_to_the_published_figures_is_given(tmp_path: Path) -> None:
+    curves = {("fedavg", "base", 0): [0.3] * 3, ("fedavg", "disco", 0): [0.4] * 3}
+    given = table(sign_only=True, seeds=1)
+    write_curves(tmp_path, curves, given)
+    page = table_page(gather(given, tmp_path), [])
+    assert line(page, "| FedAvg | sizes (base)")[2:5] == ["54.27 ± 3.44", "30.00", ""]
+    assert line(page[page.index("Gain over") :], "| FedAvg")[4] == "(+7.32 in sign only)"
+
+
 @pytest.mark.parametrize(
     ("disco", "verdict"),
     [

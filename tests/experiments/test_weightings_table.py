@@ -10,6 +10,7 @@ from experiments import figures
 from experiments.evidence import gather
 from experiments.figures import LEVELS, draw, level_of
 from experiments.plan import VARIANTS, Cell, configuration
+from experiments.reproduce import RESULTS
 from experiments.tables import load_table
 from shared.weightings import available
 from shared.weightings.base import Need
@@ -45,6 +46,17 @@ def test_every_need_has_its_place() -> None:
 )
 def test_what_counts_is_the_most_that_has_to_be_known(name: str, level: str) -> None:
     assert level_of(Cell("cifar10-40-10", "fedavg", name)) == level
+
+
+def test_what_looks_at_losses_or_updates_alone_gains_least() -> None:
+    """As the table's note says of the committed results."""
+    gains: dict[bool, list[float]] = {True: [], False: []}
+    for gain in gather(load_table("weightings"), RESULTS).gains:
+        needs = configuration(gain.cell, 0).weighting.needs
+        alone = needs <= {Need.START_LOSS, Need.END_LOSS, Need.UPDATES}
+        if gain.cell.setting == "cifar10-40-10" and (alone or Need.UPDATES not in needs):
+            gains[alone].append(gain.over.mean)
+    assert max(gains[True]) < min(gains[False])
 
 
 def test_the_picture_names_each_weighting_over_what_it_has_to_know(tmp_path: Path) -> None:
