@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
+from starlette.routing import Match
 
 from server.api import api_routers
 from server.api.direct import DirectCalls
@@ -363,19 +364,35 @@ def create_app(coordinator: Coordinator) -> FastAPI:
 def _render_page(sign_in: SignIn, request: Request, problem: Problem, answer: Response) -> Response | None:
     """For a browser: the problem as a page, with the headers of the answer for programs.
 
-    Who may not read is asked for a token.
+    Who may not read is asked for a token; whose session has ended meanwhile, and then for the form again.
     """
     if request.url.path.startswith("/api/") or not wants_html(request):
         return None
-    if isinstance(problem, Unauthorised) and request.method == "GET":
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    if isinstance(problem, Unauthorised):
         fault = "" if isinstance(problem, MissingToken) else str(problem)
+        if request.method == "GET":
+            wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        else:
+            wanted, fault = _find_form(request), fault or SESSION_OVER
         page = sign_in.ask(request, wanted, fault, problem.status)
     else:
         page = problem_response(problem, sign_in.clock())
     for name, value in answer.headers.items():
         page.headers.setdefault(name, value)
     return page
+
+
+SESSION_OVER = (
+    "Nobody is signed in with this browser any more. Sign in, then send the form again; what was typed is "
+    "still there if you go back."
+)
+
+
+def _find_form(request: Request) -> str:
+    """Where the form is that was sent: most are at their own address."""
+    asked = {**request.scope, "method": "GET"}
+    has_page = any(route.matches(asked)[0] is Match.FULL for route in request.app.router.routes)
+    return request.url.path if has_page else "/"
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from server.pages.form_contexts import SignedInPage, SignInPage
 from server.pages.routes import make_router, render
+from server.web.admission import SIGN_IN
 from server.web.oidc import CALLBACK, Attempt, IdentityProvider, NotSignedIn
 from server.web.security import Guard, Person, hash_token
 from server.web.sessions import SESSION_HOURS, Sessions, choose_next
@@ -21,8 +22,7 @@ from shared.problems import Forbidden, InvalidRequest, Problem, Unauthorised, Wr
 
 __all__ = ["SignIn", "read_form"]
 
-ADDRESS = "/sign-in"
-PROVIDER_ADDRESS = "/sign-in/oidc"
+PROVIDER_ADDRESS = f"{SIGN_IN}/oidc"
 FIELDS = 30
 TOO_LATE = "The sign-in was not begun here, or too long ago. Try again."
 UNKNOWN = "is not known here, or has been revoked. An admin adds people: feddisco users add NAME."
@@ -50,8 +50,8 @@ class SignIn:
 
     def router(self) -> APIRouter:
         router = make_router()
-        router.add_api_route(ADDRESS, self.show, methods=["GET"])
-        router.add_api_route(ADDRESS, self.enter, methods=["POST"])
+        router.add_api_route(SIGN_IN, self.show, methods=["GET"])
+        router.add_api_route(SIGN_IN, self.enter, methods=["POST"])
         router.add_api_route("/sign-out", self.leave, methods=["POST"])
         if self.provider is not None:
             router.add_api_route(PROVIDER_ADDRESS, self.go_to_provider, methods=["GET"])
@@ -125,7 +125,7 @@ class SignIn:
     async def leave(self, request: Request) -> Response:
         """The session ends here; a copy of its cookie is worth nothing then."""
         form = await read_form(request)
-        answer = RedirectResponse(ADDRESS, HTTPStatus.SEE_OTHER)
+        answer = RedirectResponse(SIGN_IN, HTTPStatus.SEE_OTHER)
         if not self.sessions.is_own_form(request, form.get("seal", "")):
             return answer
         session = self.sessions.read(request)

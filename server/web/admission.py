@@ -34,8 +34,10 @@ from server.web.security import (
 from shared.addresses import is_loopback
 from shared.problems import MissingToken, Problem, TooLarge, Unauthorised
 
-__all__ = ["SMALL_JSON_BYTES", "Admission", "Gate"]
+__all__ = ["SIGN_IN", "SMALL_JSON_BYTES", "Admission", "Gate"]
 
+SIGN_IN = "/sign-in"
+"""Where a form brings a token."""
 SMALL_JSON_BYTES = 2**16
 """For JSON that holds a few numbers and sentences."""
 PACE_BYTES = 2**15
@@ -131,7 +133,8 @@ class Gate:
         authorization = Headers(scope=scope).get("authorization")
         token = self._find_token(scope, authorization)
         address = (scope.get("client") or ("unknown", 0))[0]
-        brings_token = token is not None or (call is Call.READ and scope["method"] == "POST")
+        is_sign_in = scope["method"] == "POST" and scope["path"] == SIGN_IN
+        brings_token = token is not None or is_sign_in
         if brings_token and not (token is not None and self._guard.is_familiar(token)):
             self._wrong_tokens.check(address)
         try:

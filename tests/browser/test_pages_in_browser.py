@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -329,6 +329,85 @@ def test_a_page_that_is_gone_says_so_and_asks_no_more(
         page.wait_for_timeout(1200)
         assert page.asked[asked:] == []
         assert page.locator("h1", has_text="live-pause").count() == 1, "what was shown stays"
+
+
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_pages_that_nobody_sees_leave_the_connections_to_the_others(served: Served, chromium: Any) -> None:
+    """A browser holds six connections to a coordinator, and each page that follows needs one."""
+    with page_of(chromium) as first:
+        hidden = [first, *(first.context.new_page() for _ in range(6))]
+        for page in hidden:
+            page.goto(f"{served.base}/runs/live-pause")
+            page.get_by_text("Live", exact=True).wait_for()
+            page.evaluate(HIDE, True)
+        last = first.context.new_page()
+        last.goto(f"{served.base}/runs/live-pause", timeout=5000)
+        last.get_by_text("Live", exact=True).wait_for()
+        served.post("/runs/live-pause/pause", {"reason": "nobody looks"})
+        last.locator(".headline .state", has_text="paused").wait_for()
+        assert "running" in first.locator(".headline .state").inner_text()
+        assert first.locator("#connection").get_attribute("data-state") == "waiting"
+        first.evaluate(HIDE, False)
+        first.locator(".headline .state", has_text="paused").wait_for()
+        first.get_by_text("Live", exact=True).wait_for()
+        served.post("/runs/live-pause/resume", {})
+        first.locator(".headline .state", has_text="running").wait_for()
+
+
+def test_a_page_whose_answer_does_not_come_says_so_and_asks_again(served: Served, chromium: Any) -> None:
+    with page_of(chromium) as page:
+        page.clock.install()
+        page.goto(f"{served.base}/runs/live-pause")
+        page.get_by_text("Live", exact=True).wait_for()
+        lost: list[Any] = []
+        page.route("**/runs/live-pause", lambda route: lost.append(route) if not lost else route.continue_())
+        served.post("/runs/live-pause/pause", {"reason": "the answer is lost"})
+        page.wait_for_timeout(500)
+        page.clock.fast_forward(2000)  # the page waits a little before it asks
+        wait_until(page, lambda: lost)
+        page.clock.fast_forward(6000)
+        page.locator("#connection[data-state=waiting]", has_text="not up to date").wait_for()
+        page.clock.fast_forward(30_000)
+        page.clock.fast_forward(30_000)
+        page.locator(".headline .state", has_text="paused").wait_for()
+        page.get_by_text("Live", exact=True).wait_for()
+        served.post("/runs/live-pause/resume", {})
+
+
+def wait_until(page: Any, holds: Callable[[], object]) -> None:
+    for _ in range(WAIT_MS // 50):
+        if holds():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it does not come")
+
+
+def test_a_verdict_on_another_text_does_not_stay(served: Served, chromium: Any) -> None:
+    """While it is typed the coordinator goes, or the session ends."""
+    with page_of(chromium) as page:
+        page.goto(f"{served.base}/create")
+        text = page.locator("#text")
+        text.fill(EXAMPLE_RUN)
+        page.locator("#answer .right").wait_for()
+        page.route("**/create", lambda route: route.abort())
+        text.fill(EXAMPLE_RUN + "rounds: -3\n")
+        page.locator("#answer", has_text="Not checked").wait_for()
+        assert page.locator("#answer .right").count() == 0
+        page.unroute("**/create")
+        page.route("**/create", lambda route: route.fulfill(status=401, body="<p>Sign in</p>"))
+        text.fill(EXAMPLE_RUN + "\n")
+        page.locator("#answer", has_text="Not checked").wait_for()
+        page.unroute("**/create")
+        text.fill(EXAMPLE_RUN)
+        page.locator("#answer .right").wait_for()
+
+
+EXAMPLE_RUN = "name: typed\ntask: digits\n"
 
 
 def test_choices_that_were_made_outlast_a_change(served: Served, chromium: Any) -> None:

@@ -3,6 +3,7 @@
 
 (() => {
   const PAUSE_MS = 400;
+  const PATIENCE_MS = 15000;
   const form = document.getElementById("create");
   const text = document.getElementById("text");
   const answer = document.getElementById("answer");
@@ -11,16 +12,28 @@
 
   async function check() {
     asking?.abort();
-    asking = new AbortController();
+    const mine = (asking = new AbortController());
+    const alarm = setTimeout(() => mine.abort(), PATIENCE_MS);
     const body = new URLSearchParams({ text: text.value, do: "check" });
     try {
-      const found = await fetch(form.action, { method: "POST", body, signal: asking.signal, headers: { Accept: "text/html" } });
+      const found = await fetch(form.action, { method: "POST", body, signal: mine.signal, headers: { Accept: "text/html" } });
       const page = new DOMParser().parseFromString(await found.text(), "text/html");
       const words = page.getElementById("answer");
+      if (mine !== asking) return; // typed on meanwhile
       if (words) answer.replaceChildren(...[...words.childNodes].map((node) => document.importNode(node, true)));
+      else sayUnchecked();
     } catch {
-      // Asked again, or the coordinator is away: the button says what is wrong.
+      if (mine === asking) sayUnchecked();
     }
+    clearTimeout(alarm);
+  }
+
+  // The coordinator is away, or the session is over: what stands here was of another text.
+  function sayUnchecked() {
+    const words = document.createElement("p");
+    words.className = "quiet";
+    words.textContent = "Not checked: the coordinator gives no answer. The button says why.";
+    answer.replaceChildren(words);
   }
 
   text.addEventListener("input", () => {

@@ -4,6 +4,8 @@
 
 (() => {
   const SILENCE_MS = 45000; // the coordinator says something every 15 s
+  const SLOW_MS = 5000; // a page that is longer on its way is not up to date
+  const PATIENCE_MS = 30000; // and is asked for again after this time
   const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
   const GONE = { 403: "You may no longer see this page", 404: "This page is no longer there", 410: "This page is no longer there" };
   const main = document.getElementById("main");
@@ -16,8 +18,10 @@
   let etag = null;
   let timer = null;
   let busy = false;
+  let slow = false; // the answer is long in coming
   let again = false;
   let missed = false;
+  let wake = null; // goes on with the stream of a page that is seen again
   let skew = Date.parse(main.dataset.now) - Date.now();
 
   function say(state, words) {
@@ -28,7 +32,7 @@
 
   // Only a page that was fetched since the last event is true.
   function sayLive() {
-    if (following && !refusals && main.dataset.events) say("live", "Live");
+    if (following && !refusals && !slow && main.dataset.events) say("live", "Live");
   }
 
   const backoff = (times) => RETRY_MS[Math.min(times, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
@@ -101,10 +105,18 @@
     busy = true;
     lastFetch = performance.now();
     let patience = null; // milliseconds until the next try; null: there is a page
+    const limit = new AbortController();
+    const alarms = [
+      setTimeout(() => {
+        slow = true;
+        say("waiting", "This page is not up to date, waiting for the coordinator…");
+      }, SLOW_MS),
+      setTimeout(() => limit.abort(), PATIENCE_MS),
+    ];
     try {
       const headers = { Accept: "text/html", "Feddisco-Refetch": "1" };
       if (etag) headers["If-None-Match"] = etag;
-      const answer = await fetch(location.href, { headers, cache: "no-store" });
+      const answer = await fetch(location.href, { headers, cache: "no-store", signal: limit.signal });
       if (answer.status === 401) signIn();
       else if (answer.status in GONE) end(GONE[answer.status]);
       else if (answer.ok) {
@@ -114,7 +126,8 @@
     } catch {
       patience = 0;
     }
-    busy = false;
+    alarms.forEach(clearTimeout);
+    slow = busy = false;
     if (patience !== null && main.dataset.events) {
       say("waiting", "This page is not up to date, trying again…");
       again = false;
@@ -185,7 +198,8 @@
   // The stream is read with fetch, not EventSource: the page wants to know *that* something happened, whatever
   // the event's name, and a connection that has died without a word must be noticed.
   async function follow(signal) {
-    const answer = await fetch(main.dataset.events, { headers: { Accept: "text/event-stream" }, signal });
+    const headers = { Accept: "text/event-stream" };
+    const answer = await within(SILENCE_MS, fetch(main.dataset.events, { headers, signal }));
     if (answer.status === 401) signIn();
     if (answer.status in GONE) refresh(); // which finds out whether the page is
     if (!answer.ok) throw new Error(`${answer.status}`);
@@ -214,6 +228,8 @@
 
   async function listen() {
     while (main.dataset.events) {
+      // Browsers hold six connections to a coordinator, for all their tabs: those that nobody sees do without.
+      if (document.hidden) await new Promise((go) => (wake = go));
       stream = new AbortController();
       try {
         await follow(stream.signal);
@@ -223,6 +239,7 @@
       stream.abort();
       following = false;
       if (!main.dataset.events) return;
+      if (document.hidden) continue;
       say("waiting", "Connection lost, reconnecting…");
       const wait = backoff(failures);
       failures += 1;
@@ -251,7 +268,16 @@
   }
 
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden && missed) {
+    if (!main.dataset.events) return;
+    if (document.hidden) {
+      missed = true; // whatever happens until it is seen again
+      stream?.abort();
+      say("waiting", "Catching up…");
+      return;
+    }
+    wake?.();
+    wake = null;
+    if (missed) {
       missed = false;
       refresh();
     }

@@ -341,6 +341,34 @@ FORMS = [
 ]
 
 
+def test_a_form_of_a_session_that_is_over_asks_to_sign_in(at: Live) -> None:
+    """However often it is sent: no token was guessed."""
+    site = at.site("anna")
+    assert site.enrol("demo", 10).status_code == 200
+    before = at.run()
+    admin = Browser(at, ADMIN)
+    add(at, "vera", "viewer")
+    seal = fields_of(admin.get("/runs/demo"))["seal"]
+    with httpx.Client(base_url=at.url, headers=PAGE, timeout=30) as over:
+        for address, filled in FORMS * 5:
+            answer = over.post(address, data={**filled, "seal": seal})
+            assert (answer.status_code, "Bearer" in answer.text) == (401, False), (address, answer.text)
+            assert "Sign in, then send the form again" in answer.text
+            wanted = fields_of(answer)["next"]
+            assert wanted == ("/" if address.startswith("/join-tokens") else address)
+            assert admin.get(wanted).status_code in (200, 303, 404), wanted
+    assert at.run() == before
+
+
+def test_guesses_at_the_sign_in_are_limited(at: Live) -> None:
+    with httpx.Client(base_url=at.url, headers=PAGE, timeout=30) as guesser:
+        form = fields_of(guesser.get("/sign-in"))
+        answers = {
+            guesser.post("/sign-in", data={**form, "token": f"guess-{n}"}).status_code for n in range(80)
+        }
+    assert answers == {401, 429}
+
+
 def test_nobody_acts_with_a_form_of_another_or_without_the_right(at: Live) -> None:
     """Every form, by a viewer, an operator of another run, nobody, and from another site."""
     at.create("other")
