@@ -193,6 +193,12 @@ def test_without_javascript_nothing_is_missing(served: Served, chromium: Any) ->
         page.locator("#course-numbers summary").click()
         assert page.locator("#course-numbers table").is_visible()
         assert page.locator("meta[http-equiv=refresh]").get_attribute("content") == "10"
+        for of_the_past in ("runs", "round"):
+            page.goto(served.base + PAGES[of_the_past])
+            assert page.locator("meta[http-equiv=refresh]").count() == 0
+        page.goto(served.base + PAGES["runs"])
+        page.get_by_label("Compare live-pause", exact=True).check()
+        page.get_by_role("link", name="Load again").click()
 
 
 def test_with_javascript_the_page_is_not_reloaded_by_the_fallback(served: Served, chromium: Any) -> None:
