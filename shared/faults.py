@@ -40,6 +40,7 @@ class FaultCode(StrEnum):
     INDEX_TAKEN = "index-taken"
     CONFIGURATION = "configuration"
     MODEL_DIFFERS = "model-differs"
+    NOT_ITS_PART = "not-its-part"
     RUN_NOT_ALLOWED = "run-not-allowed"
     TASK_NOT_ALLOWED = "task-not-allowed"
     ALGORITHM_NOT_ALLOWED = "algorithm-not-allowed"
@@ -103,6 +104,10 @@ SENTENCES: Final[Mapping[FaultCode, str]] = {
     FaultCode.MODEL_DIFFERS: (
         "The model that the task builds at the site is not the run's; its log names the first difference. "
         "Install the same versions of the task and of PyTorch as at the coordinator."
+    ),
+    FaultCode.NOT_ITS_PART: (
+        "The site was asked for what is not its part in the run, by its role and the run's configuration; "
+        "its log says for what."
     ),
     FaultCode.RUN_NOT_ALLOWED: "The site's policy does not allow runs of this name.",
     FaultCode.TASK_NOT_ALLOWED: "The site's policy does not allow the run's task.",
@@ -240,6 +245,7 @@ LASTING: Final = frozenset(
         FaultCode.NO_PRIVACY,
         FaultCode.CONFIGURATION,
         FaultCode.MODEL_DIFFERS,
+        FaultCode.NOT_ITS_PART,
         FaultCode.NO_DATA,
         FaultCode.NO_EXAMPLES,
         FaultCode.DATA_UNFIT,

@@ -30,6 +30,7 @@ from worker.changed_data import DataWatch
 from worker.diagnose import Diagnosis, diagnose
 from worker.enrolment import NOT_MEANT, decline_all, enrol, find_enrolment, is_meant, submit_discrepancy
 from worker.faults import FAULTS, LocalFault, concerns_all_runs, describe_fault
+from worker.own_part import RunWork, check_own_part
 from worker.poll_wait import CUTS, PollWait
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ FIRST_DELAY_SECONDS = 0.5
 SHORTEST_POLL_SECONDS = 1.0
 
 Result = TypeVar("Result")
-Work: TypeAlias = Enrol | SubmitDiscrepancy | SecureStep | Train | Assist | Evaluate | Finished
+Work: TypeAlias = Enrol | RunWork | Finished
 
 
 class Refused(Exception):
@@ -145,7 +146,7 @@ class Worker:
         self._data = DataWatch(coordinator, journal, site, reporter.say)
         self._wait = PollWait(settings.wait_seconds)
         self._indexes: dict[str, int | None] = {}
-        self._revisions: dict[str, int] = {}
+        self._newest: dict[str, RunView] = {}
         self._tries: dict[str, int] = {}
         self._done = False
 
@@ -246,14 +247,15 @@ class Worker:
                 self._finish(assignment)
             case SubmitDiscrepancy() | SecureStep() | Train() | Assist() | Evaluate():
                 local = self._get_run(assignment.run)
+                view = local.view
                 if isinstance(assignment, Train | Assist | Evaluate):
-                    self._look_at_changes(local, assignment.revision)
+                    view = self._look_at_changes(local, assignment.revision)
+                config, rounds = local.view.config, view.config.rounds
+                check_own_part(assignment, config, rounds, self._client, self._settings.role)
                 if not self._follow_changed_data(local):
                     self._work_on(assignment, local)
 
-    def _work_on(
-        self, assignment: SubmitDiscrepancy | SecureStep | Train | Assist | Evaluate, local: LocalRun
-    ) -> None:
+    def _work_on(self, assignment: RunWork, local: LocalRun) -> None:
         self._rounds.secure.check_joined(local.view, self._journal.open_run(assignment.run))
         match assignment:
             case SubmitDiscrepancy():
@@ -296,7 +298,9 @@ class Worker:
         most = UPLOAD_TRIES if code is FaultCode.UPLOAD_CUT else TRIES
         if isinstance(assignment, Finished) or (self._may_pass(assignment, code) and tries < most):
             raise fault
-        if isinstance(assignment, Assist):  # the round goes on without it, and the run with its scores
+        if (
+            isinstance(assignment, Assist) and code is not FaultCode.NOT_ITS_PART
+        ):  # the round goes on without it, and the run with its scores
             self._rounds.assisting.give_up(assignment, fault)
         elif isinstance(assignment, Train | SecureStep) and code not in LASTING:
             self._rounds.give_up(assignment, fault)
@@ -347,13 +351,16 @@ class Worker:
         self._indexes.pop(run, None)
         self._act(Enrol(run=run))
 
-    def _look_at_changes(self, local: LocalRun, revision: int) -> None:
-        """The run's configuration was changed since this site agreed to it: the site's policy still holds."""
+    def _look_at_changes(self, local: LocalRun, revision: int) -> RunView:
+        """The run as it is now. Where its configuration was changed since this site agreed to it, the site's
+        policy still holds."""
         run = local.view.run
-        if self._revisions.get(run, local.view.revision) != revision:
+        view = self._newest.get(run, local.view)
+        if view.revision != revision:
             view = self._coordinator.run(run)
             self._site.check_policy(view)
-            self._revisions[run] = view.revision
+            self._newest[run] = view
+        return view
 
     def _get_run(self, run: str) -> LocalRun:
         """What this site knows of the run; after a restart it is fetched and built again."""
@@ -382,4 +389,4 @@ class Worker:
     def _forget(self, run: str) -> None:
         self._site.forget(run)
         self._indexes.pop(run, None)
-        self._revisions.pop(run, None)
+        self._newest.pop(run, None)

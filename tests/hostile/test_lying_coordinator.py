@@ -26,13 +26,16 @@ ALONE = 11.2
 
 
 class Lying(httpx.BaseTransport):
-    """The network of one site, on which ``lie`` changes what it is asked to do."""
+    """The network of one site, on which ``lie`` changes what it is asked to do; ``sent``: what it tells."""
 
     def __init__(self, lie: Lie) -> None:
         self._network = httpx.HTTPTransport()
         self._lie = lie
+        self.sent: list[str] = []
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method != "GET":
+            self.sent.append(request.url.path.removeprefix("/api/v1/"))
         response = self._network.handle_request(request)
         if not request.url.path.endswith("/work") or response.status_code != httpx.codes.OK:
             return response
@@ -241,3 +244,85 @@ def test_a_run_joined_with_secure_sums_stays_so_after_a_restart(at: Live, tmp_pa
     assert at.admin.post("/runs/lied/stop").status_code == 200
     for site in (again, *more):
         site.join()
+
+
+# ---------------------------------------------------------------- what is not this client's part
+
+
+def make_work(work: Work, kind: str, /, **told: Any) -> None:
+    work.clear()
+    work.update(kind=kind, run="lied", **told)
+
+
+def ask_for_a_score(work: Work) -> None:
+    """Of a constant model it would be the label counts."""
+    if work["kind"] == "secure":
+        make_work(work, "evaluate", round=0, model=work["model"])
+
+
+def ask_for_the_discrepancy(work: Work) -> None:
+    if work["kind"] == "secure":
+        make_work(work, "discrepancy", metric="kl", target="uniform")
+
+
+def ask_for_assistance(work: Work) -> None:
+    if work["kind"] == "secure":
+        model, later = work["model"], work["deadline_at"]
+        updates = [{"index": 1, "update": model, "share": 1.0}]
+        of = {"round": 1, "attempt": 1, "work": "distil", "deadline_at": later}
+        make_work(work, "assist", start=model, model=model, updates=updates, **of)
+
+
+def ask_an_evaluator_to_train(work: Work) -> None:
+    if work["kind"] == "evaluate":
+        of = {
+            "round": 1,
+            "attempt": 1,
+            "index": 0,
+            "relative_size": 1.0,
+            "deadline_at": "2099-01-01T00:00:00Z",
+        }
+        make_work(work, "train", model=work["model"], **of)
+
+
+def check_nothing_left(site: Member, network: Lying, sentence: str) -> None:
+    assert sentence in site.log
+    told = {path.rpartition("/")[2] for path in network.sent}
+    assert told <= {"clients", "enrolments", "decline", "me"}, network.sent
+
+
+@pytest.mark.parametrize(
+    ("lie", "sentence"),
+    [
+        (ask_for_a_score, "the coordinator asks this trainer to score a model, which is for evaluators"),
+        (ask_for_the_discrepancy, "asks for the discrepancy in clear, and the run has secure sums"),
+        (ask_for_assistance, "asks this trainer to work as the run's assistant, which is for evaluators"),
+    ],
+)
+def test_a_trainer_of_a_secure_run_sends_nothing_in_clear(
+    lie: Lie, sentence: str, at: Live, tmp_path: Path
+) -> None:
+    """Whatever it is asked; its policy was held to the run as a trainer's alone."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("sums_only: true\ndisclosure: none\nassistant: true\n")
+    config = run_config("lied", rounds=1, max_attempts=1, secure={})
+    create(at, **config.model_dump(mode="json"))
+    network = Lying(lie)
+    lied_to = worker(at, tmp_path, "site-0", partition="run", index=0, policy=policy, transport=network)
+    others = [worker(at, tmp_path, f"site-{index}", partition="run", index=index) for index in (1, 2)]
+    assert lied_to.join() == 4
+    check_nothing_left(lied_to, network, sentence)
+    assert at.admin.post("/runs/lied/stop").status_code == 200
+    for site in others:
+        site.join()
+
+
+def test_an_evaluator_trains_nothing(at: Live, tmp_path: Path) -> None:
+    """Its policy's limits of training were never held to the run."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("most_epsilon: 1\nfewest_trainers: 5\nmost_steps: 1\n")
+    create(at, **run_config("lied", evaluate_every=1).model_dump(mode="json"))
+    network = Lying(ask_an_evaluator_to_train)
+    judge = worker(at, tmp_path, "judge", role="evaluator", partition="run", policy=policy, transport=network)
+    assert judge.join() == 4
+    check_nothing_left(judge, network, "asks this evaluator to train, which is for trainers")
