@@ -112,6 +112,7 @@ class SecureWork:
     def answer(self, step: SecureStep, local: LocalRun, journal: RunJournal) -> None:
         """Take a step and send what it asks for."""
         if step.step == "upload":
+            _guarded(lambda: _check_first(step))
             self._upload_totals(step, local, journal)
             return
         answer = _guarded(lambda: self._find_answer(step, local, journal))
@@ -338,6 +339,16 @@ def _hide(client: Client, inbox: Inbox | None, vector: RingVector, journal: RunJ
     moved = _guarded(lambda: client.mask(inbox, vector))
     _keep_client(journal, moved)
     return write_vector(journal.folder / "masked.safetensors", vector)
+
+
+def _check_first(step: SecureStep) -> None:
+    """The totals are summed in round 0, where :func:`_check_repeated` and :func:`note_label_sum` hold the sum
+    to its members; in a later one they would be summed over whoever is in that round."""
+    if step.round != 0:
+        raise ProtocolRefused(
+            "the coordinator asks for examples and labels in the sum of "
+            f"round {step.round}, which is of updates"
+        )
 
 
 def _attempt_of(asked: SecureStep | Train) -> Attempt:

@@ -99,6 +99,13 @@ def tell_labels_that_are_no_sum(work: Work) -> None:
         work["totals"]["counts"][0] += 1
 
 
+def ask_totals_again(work: Work) -> None:
+    """Over fewer sites than before: the difference of the two sums would be the labels of those missing."""
+    if work["kind"] == "train":
+        work |= {"kind": "secure", "step": "upload"}
+        del work["relative_size"], work["again"], work["revision"]
+
+
 LIES: list[tuple[Lie, tuple[int, ...], int, str]] = [  # who is lied to; who says what of it
     (give_another_model, (1,), 0, "client 1 was given another model than this client"),
     (give_other_totals, (1,), 2, "client 1 was given another config than this client"),
@@ -108,6 +115,12 @@ LIES: list[tuple[Lie, tuple[int, ...], int, str]] = [  # who is lied to; who say
     (ask_without_masks, (1,), 1, "the coordinator asks for an update without masks"),
     (tell_totals_below_its_own, (0, 1, 2), 2, "the totals that the coordinator tells are below this site's"),
     (tell_labels_that_are_no_sum, (0, 1, 2), 2, "label counts that are no sum of the sites' examples"),
+    (
+        ask_totals_again,
+        (0, 1, 2),
+        2,
+        "asks for examples and labels in the sum of round 1, which is of updates",
+    ),
 ]
 
 
