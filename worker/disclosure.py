@@ -4,9 +4,10 @@
 
     STATE/disclosures.json   the answers (mode 0600), there before any is sent
 
-A question is (data, metric, target). The data are known by their fingerprint, and by their label counts where
-files were only touched; so neither many runs, nor classes that nobody has, nor another order of the classes,
-bring a second draw of the noise. ``docs/privacy.md`` says what this protects against.
+A question is (data, metric, target). The data are known by their fingerprint, and where files were only
+touched or moved by what that does not change: label counts, inputs, names and sizes of files. So neither many
+runs, nor classes that nobody has, nor another order of the classes, bring a second draw of the noise, and a
+second explicit target is answered on other data only. ``docs/privacy.md`` says what this protects against.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +41,7 @@ __all__ = [
     "Question",
     "Rule",
     "describe_answer",
+    "mark_labels",
     "told_size",
 ]
 
@@ -67,7 +70,8 @@ class Question:
     """A run's question, and what the answer is made of. ``counts``: one a class, in the contract's order.
 
     ``data`` is all that this site decides about the examples, ``reading`` what the run makes of
-    them, ``classes`` the contract's names.
+    them, ``classes`` the contract's names. ``contents`` are digests of the data that touched files leave as
+    they were: any of them tells that the data are those of before.
     """
 
     data: str
@@ -76,6 +80,12 @@ class Question:
     counts: tuple[int, ...]
     metric: AnyMetric
     target: Target
+    contents: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All by which the data are known again."""
+        return frozenset({self.data, *self.contents, mark_labels(self.classes, self.counts)})
 
     @property
     def labels(self) -> str:
@@ -114,6 +124,7 @@ class Answer(BaseModel):
     """One answer as it is kept; ``classes`` is the number of classes that it was given for.
 
     ``by_class`` is None for the uniform target, and of what earlier versions answered for an explicit one.
+    ``marks`` are all by which the data have been known since; earlier versions kept ``data`` alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -128,6 +139,11 @@ class Answer(BaseModel):
     epsilon: float | None
     value: float
     half_width: float = 0.0
+    marks: tuple[str, ...] = ()
+
+    def is_of(self, question: Question) -> bool:
+        """Whether it was given on the same data."""
+        return not question.marks.isdisjoint((self.data, *self.marks))
 
 
 class _Book(BaseModel):
@@ -153,15 +169,21 @@ class Disclosures:
         if rule.dealt and grade == "exact":
             return _make_answer(question, grade, rule.epsilon)
         with locked(self._folder / "disclosures.lock"):
-            kept = self._read()
+            before = self._read()
+            kept = tuple(map(partial(_note_marks, question), before))
+            if kept != before:  # also where it is not answered now
+                self._keep(kept)
             found = _find(question, rule, kept)
             if found is None:
                 found = _make_answer(question, grade, rule.epsilon)
             given = _for_classes(found, question)
             if given not in kept:
-                book = _Book(answers=(*kept, given))
-                replace_file(self._path, book.model_dump_json(indent=1).encode(), mode=PRIVATE)
+                self._keep((*kept, given))
         return given
+
+    def _keep(self, answers: tuple[Answer, ...]) -> None:
+        content = _Book(answers=answers).model_dump_json(indent=1)
+        replace_file(self._path, content.encode(), mode=PRIVATE)
 
     def _read(self) -> tuple[Answer, ...]:
         try:
@@ -203,7 +225,7 @@ def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | No
         for each in kept
         if (each.metric, each.grade, each.epsilon) == (question.metric, rule.grade, epsilon)
     ]
-    here = [each for each in kept if each.data == question.data]
+    here = [each for each in kept if each.is_of(question)]
     if any(each.goal == question.goal and each.by_class not in (None, question.by_class) for each in here):
         raise NotDisclosed(
             FaultCode.OTHER_TARGET
@@ -219,9 +241,16 @@ def _find(question: Question, rule: Rule, kept: Sequence[Answer]) -> Answer | No
                 raise NotDisclosed(FaultCode.OTHER_CLASSES)
             if each.by_class != question.by_class and each.labels != question.labels:
                 raise NotDisclosed(FaultCode.OTHER_TARGET)  # an earlier version did not keep which it was
-            if each in asked:
+            if each in asked and each.data == question.data:
                 return each  # other counts by the run's seed alone, where it draws what is held out
     return None
+
+
+def _note_marks(question: Question, answer: Answer) -> Answer:
+    """The answer, with all that its data are known by if they are the question's: each may change later."""
+    if not answer.is_of(question):
+        return answer
+    return answer.model_copy(update={"marks": tuple(sorted({*answer.marks, *question.marks}))})
 
 
 def _make_answer(question: Question, grade: Grade, epsilon: float) -> Answer:
@@ -243,6 +272,7 @@ def _make_answer(question: Question, grade: Grade, epsilon: float) -> Answer:
         epsilon=epsilon if grade == "noised" else None,
         value=value,
         half_width=half_width,
+        marks=tuple(sorted(question.marks)),
     )
 
 
@@ -275,6 +305,12 @@ def describe_answer(answer: Answer, question: Question) -> str:
 def _words(fits: Fits) -> str:
     number = f"{fits.number:,}" if fits.all else f"at least {fits.number:,}"
     return f"{number} label count{'s fit' if fits.number != 1 or not fits.all else ' fits'}"
+
+
+def mark_labels(classes: Sequence[str], counts: Sequence[int]) -> str:
+    """A digest of the label counts by class, without classes that nobody has, in whatever order."""
+    held = sorted((name, count) for name, count in zip(classes, counts, strict=True) if count)
+    return hashlib.sha256(json.dumps(held).encode()).hexdigest()
 
 
 def told_size(examples: int, sizes: Literal["exact", "rounded"]) -> int:

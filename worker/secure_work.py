@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -39,6 +39,7 @@ from shared.secure.faults import AttemptAbandoned, ProtocolRefused
 from shared.secure.messages import Answer, Attempt, Inbox, View
 from shared.weightings import AnyWeighting, Contribution
 from shared.weightings.base import Totals
+from worker.disclosure import mark_labels
 from worker.faults import UPLOAD_BREAKS, LocalFault, describe_broken_upload
 from worker.locks import locked
 
@@ -82,7 +83,10 @@ class _Summed(Frozen):
 
 
 class _LabelSums(Frozen):
-    """``members`` of the sum of label counts, by their public identity keys; by what tells the data."""
+    """``members`` of the sum of label counts, by their public identity keys; by all that tells the data.
+
+    Earlier versions kept one fingerprint of the data, and read no more of what is kept now.
+    """
 
     members: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -226,9 +230,11 @@ class SecureWork:
         asked = local.view.config.weighting.discrepancy
         if step.round or asked is None or asked.target != "global" or self.site.is_dealt(local.view):
             return
-        data = self.site.data_digest(local, step.index)
+        counts = mark_labels(local.view.classes, self.site.count_classes(local, step.index))
+        contents = self.site.data_contents(local, step.index)
+        marks = (self.site.data_digest(local, step.index), *contents, counts)
         members = tuple(sorted(client.identities[index].hex() for index in client.survivors or ()))
-        note_label_sum(self.site.settings.state, data, members)
+        note_label_sum(self.site.settings.state, marks, members)
 
     # ------------------------------------------------------------ 3 upload
 
@@ -477,20 +483,24 @@ def _read_summed(journal: RunJournal) -> _Summed:
     return _read(journal.folder / "summed.json", _Summed) or _Summed()
 
 
-def note_label_sum(state: Path, data: str, members: tuple[str, ...]) -> None:
-    """Keep over whom the labels of ``data`` are summed; workers in slots of one folder one after the other.
+def note_label_sum(state: Path, marks: Collection[str], members: tuple[str, ...]) -> None:
+    """Keep over whom the labels of the data are summed; workers in slots of one folder one after the other.
+
+    The data are those of before if any of the ``marks`` is: each may change where files are only touched.
 
     Raises :class:`ProtocolRefused` if they were summed over others before.
     """
     path = state / _LABEL_SUMS
     with locked(state / "label-sums.lock"):
         kept = _read(path, _LabelSums) or _LabelSums()
-        if kept.members.get(data, members) != members:
+        before = [kept.members[mark] for mark in marks if mark in kept.members]
+        over = before[0] if before else members
+        _keep(path, _LabelSums(members={**dict.fromkeys(marks, over), **kept.members}))
+        if any(each != members for each in before):
             raise ProtocolRefused(
                 "the label counts here were summed with those of other sites before: the difference of the "
                 "two sums would tell somebody's; a run with the earlier sum as its target needs no other"
             )
-        _keep(path, _LabelSums(members={**kept.members, data: members}))
 
 
 Kept = TypeVar("Kept", bound=BaseModel)

@@ -183,6 +183,7 @@ class Site:
         call = self._splits[local.view.run, "train"][0]
         return Question(
             data=self.data_digest(local, index),
+            contents=() if self.is_dealt(local.view) else self.data_contents(local, index),
             reading=_digest([call.options.model_dump(mode="json"), sorted(call.classes)]),
             classes=local.view.classes,
             counts=tuple(counts),
@@ -193,8 +194,7 @@ class Site:
     def data_digest(self, local: LocalRun, index: int | None) -> str:
         """Of all that this site decides about this client's examples, whatever a run makes of them."""
         self.training_examples(local, index)
-        call, spec = self._splits[local.view.run, "train"][0], self.partition_for(local.view)
-        part = None if spec is None else [spec.model_dump(mode="json"), index]
+        call, part = self._splits[local.view.run, "train"][0], self._part(local, index)
         here = [
             call.kind.__qualname__,
             call.fingerprint,
@@ -203,6 +203,22 @@ class Site:
             self.settings.task_options,
         ]
         return _digest([*here, part])
+
+    def data_contents(self, local: LocalRun, index: int | None) -> tuple[str, ...]:
+        """What :meth:`data_digest` tells apart and these do not: files that were touched or moved, and the
+        same files read otherwise. Digests of their names and sizes, and of the inputs that were loaded."""
+        from shared.data import list_sizes
+
+        self.training_examples(local, index)
+        call, examples = self._splits[local.view.run, "train"]
+        of = [call.kind.__qualname__, self._part(local, index)]
+        files = list_sizes(self.settings.data)
+        named = [_digest(["files", files, *of])] if files else []
+        return (*named, _digest(["inputs", examples.digest_inputs(), *of]))
+
+    def _part(self, local: LocalRun, index: int | None) -> list[Any] | None:
+        spec = self.partition_for(local.view)
+        return None if spec is None else [spec.model_dump(mode="json"), index]
 
     def _load(self, view: RunView, task: Task, split: Split) -> Examples:
         """The whole split, loaded once a run: data that change meanwhile count from the next run on."""

@@ -42,6 +42,7 @@ __all__ = [
     "describe_fault",
     "find_file",
     "fingerprint_of",
+    "list_sizes",
     "opened",
     "read_idx",
 ]
@@ -72,12 +73,11 @@ class Examples:
 
     def digest(self) -> str:
         """SHA-256 in hex of inputs, targets and keys, as they are in memory."""
-        told = hashlib.sha256()
-        for tensor in (self.inputs, self.targets, self.keys):
-            if tensor is not None:
-                told.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-                told.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return told.hexdigest()
+        return _digest_tensors(self.inputs, self.targets, self.keys)
+
+    def digest_inputs(self) -> str:
+        """The same of the inputs alone, whatever a task makes of them."""
+        return _digest_tensors(self.inputs)
 
     def subset(self, indices: NDArray[np.int64] | Tensor) -> Examples:
         """A copy of the examples at ``indices``, in that order."""
@@ -90,6 +90,15 @@ class Examples:
         """The same examples resident on ``device``."""
         keys = None if self.keys is None else self.keys.to(device)
         return Examples(self.inputs.to(device), self.targets.to(device), keys, self.left_out)
+
+
+def _digest_tensors(*tensors: Tensor | None) -> str:
+    told = hashlib.sha256()
+    for tensor in tensors:
+        if tensor is not None:
+            told.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            told.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return told.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -323,6 +332,29 @@ def fingerprint_of(source: Path | None) -> str:
     except OSError as error:
         state = f"{source} {error.strerror}"
     return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest() if state else ""
+
+
+def list_sizes(source: Path | None) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of what lies at ``source``, a file or a folder; empty if nothing does.
+
+    Other than the fingerprint it stays where files are touched, linked, moved or mounted elsewhere.
+    """
+    try:
+        if source is None or not source.exists():
+            return ()
+        if not source.is_dir():
+            return ((source.name, source.stat().st_size),)
+        return tuple((name, _size(source / name)) for name in _Folder(source).names)
+    except OSError:
+        return ()
+
+
+def _size(path: Path) -> int:
+    """-1 if it cannot be told."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _state(path: Path) -> str:

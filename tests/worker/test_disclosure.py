@@ -45,10 +45,19 @@ def _ask(
     classes: str = "abcdefghij",
     metric: AnyMetric = "kl",
     target: Target = "uniform",
+    contents: tuple[str, ...] = (),
 ) -> Question:
     held = tuple(counts)
     named = tuple(classes[: len(held)])
-    return Question(data=data, reading=reading, classes=named, counts=held, metric=metric, target=target)
+    return Question(
+        data=data,
+        reading=reading,
+        classes=named,
+        counts=held,
+        metric=metric,
+        target=target,
+        contents=contents,
+    )
 
 
 def _refusal(book: Disclosures, question: Question, rule: Rule = NOISED) -> FaultCode | None:
@@ -195,6 +204,57 @@ def test_a_second_target_is_refused_by_any_metric_and_grade(book: Disclosures) -
     assert _refusal(book, _ask(target=(1, 2, 3, 3), metric="l2"), every) is FaultCode.OTHER_TARGET
     assert _refusal(book, _ask(target=(1, 2, 3, 3)), EXACT) is FaultCode.OTHER_TARGET
     assert _refusal(book, _ask(), every) is None
+
+
+FIRST, SECOND = (4, 3, 2, 1), (1, 2, 3, 3)
+
+
+@pytest.mark.parametrize("rule", [NOISED, EXACT], ids=["noised", "exact"])
+def test_a_second_target_is_refused_of_touched_files(book: Disclosures, rule: Rule) -> None:
+    """And of files that lie elsewhere, or that the site reads with other options: the labels are the same."""
+    book.answer(_ask(target=FIRST), rule)
+    assert _refusal(book, _ask(target=SECOND, data="touched"), rule) is FaultCode.OTHER_TARGET
+    turned = _ask(COUNTS[::-1], classes="dcba", target=SECOND, data="touched", reading="turned")
+    assert _refusal(book, turned, rule) is FaultCode.OTHER_TARGET
+    assert _refusal(book, _ask((50, 50, 60, 70), target=SECOND, data="more scans"), rule) is None
+
+
+def test_touched_files_are_known_also_where_other_labels_are_made_of_them(book: Disclosures) -> None:
+    """By their names and sizes, or by the inputs; once met, also by the fingerprint that they have now."""
+    book.answer(_ask((200, 60), reading="edge 1", contents=("files", "inputs")), NOISED)
+    moved = {"counts": (150, 110), "reading": "edge 2"}
+    for place, mark in enumerate(("files", "inputs")):
+        touched = _ask(**moved, data=f"touched {place}", contents=(mark, f"other {place}"))  # type: ignore[arg-type]
+        assert _refusal(book, touched) is FaultCode.OTHER_CLASSES
+        again = _ask((100, 160), reading="edge 3", data=f"touched {place}")
+        assert _refusal(book, again) is FaultCode.OTHER_CLASSES
+        later = _ask((90, 170), reading="edge 4", data="touched again", contents=(f"other {place}",))
+        assert _refusal(book, later) is FaultCode.OTHER_CLASSES
+
+
+def test_labels_that_were_corrected_in_their_place_are_answered_anew(book: Disclosures) -> None:
+    """No file has another name or size, but the run's reading of them gives other counts."""
+    book.answer(_ask(contents=("files", "inputs")), EXACT)
+    answer = book.answer(_ask((50, 50, 80, 80), data="corrected", contents=("files", "inputs")), EXACT)
+    assert answer.value == discrepancy((50, 50, 80, 80), "uniform", "kl")
+
+
+@pytest.mark.parametrize("is_asked_the_same", [True, False])
+def test_answers_of_an_earlier_version_hold_of_files_that_are_touched_later(
+    tmp_path: Path, is_asked_the_same: bool
+) -> None:
+    """It kept the fingerprint alone; the rest is learned at the next question, answered or not."""
+    book, path = Disclosures(tmp_path), tmp_path / "disclosures.json"
+    answer = book.answer(_ask(target=FIRST), NOISED)
+    kept = json.loads(path.read_text())
+    for each in kept["answers"]:
+        del each["marks"]
+    path.write_text(json.dumps(kept))
+    if is_asked_the_same:
+        assert book.answer(_ask(target=FIRST), NOISED).value == answer.value
+    else:
+        assert _refusal(book, _ask(target=SECOND)) is FaultCode.OTHER_TARGET
+    assert _refusal(book, _ask(target=SECOND, data="touched")) is FaultCode.OTHER_TARGET
 
 
 TURNED: tuple[tuple[float, ...], ...] = ((0.7, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 0.7))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from shared.data import Examples
 from shared.faults import Fault, FaultCode
 from shared.left_out import LeftOut, Reason
 from shared.schemas import RunStatus, RunView
+from shared.secure.faults import ProtocolRefused
 from shared.tasks import load_task
 from shared.tasks.base import Split, Task
 from shared.wire.tensors import manifest_of
 from tests.helpers.worker_crew import ALONE
 from worker.faults import LocalFault
 from worker.policy.document import load_policy
+from worker.secure_work import SecureWork
 from worker.settings import WorkerSettings
 from worker.site import LocalRun, Site
 
@@ -247,6 +250,45 @@ def test_data_that_changed_count_from_the_next_run_on(folder: Path, how: str) ->
     after = here.prepare_run(view("after", "imagefolder", ORDERS[0], task_options={"size": 8}))
     assert shades(after) == ([230, 20, 20, 20, 230] if how == "swapped" else [20, 20, 20, 230, 230, 230])
     assert shades(before) == [20, 20, 20, 230, 230]  # what the run enrolled with
+
+
+def touch(folder: Path, how: str) -> Path:
+    """Do to the data at ``folder / "data"`` what changes no example; returns where ``folder`` is then."""
+    table = folder / "data" / "train.csv"
+    if how == "chmod":
+        table.chmod(0o640)
+    elif how == "linked":
+        os.link(table, folder / "backup")
+    else:
+        return folder.rename(folder.with_name("moved"))
+    return folder
+
+
+@pytest.mark.parametrize("how", ["chmod", "linked", "moved"])
+def test_labels_of_touched_files_are_summed_over_the_same_sites_only(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, how: str
+) -> None:
+    """Four sites and then three of them: the difference would be the labels of the fourth."""
+    state = tmp_path_factory.mktemp("state")
+    config = {"task_options": COLUMNS, "secure": {}, "weighting": {"kind": "disco", "target": "global"}}
+
+    def add(folder: Path, run: str, members: tuple[int, ...], **site_options: Any) -> None:
+        here = site(folder, "csv", state=state, **site_options)
+        local = here.prepare_run(view(run, "csv", ORDERS[0], **{**config, "min_clients": 3}))
+        step = SimpleNamespace(round=0, index=0)
+        client = SimpleNamespace(identities={i: bytes([i]) for i in range(4)}, survivors=members)
+        work = SecureWork(Any, here, Any, b"", Any)  # type: ignore[arg-type]
+        work._check_label_sums(step, local, client)  # type: ignore[arg-type]
+
+    add(folder, "first", (0, 1, 2, 3))
+    now = touch(folder, how)
+    for options in ({}, {"task_options": {"length": 100}}):
+        with pytest.raises(ProtocolRefused, match="summed with those of other sites before"):
+            add(now, "fewer", (0, 1, 2), **options)
+        add(now, "same", (0, 1, 2, 3), **options)
+    with (now / "data" / "train.csv").open("a") as table:
+        table.write("\n230,light")
+    add(now, "more", (0, 1, 2))
 
 
 def test_another_run_of_the_same_name_gets_nothing_of_the_first(folder: Path) -> None:
