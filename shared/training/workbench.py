@@ -301,7 +301,8 @@ class Workbench:
         if dp is None:
             return None
         plan = self.plan_private(task.index, task.round)
-        later = self._most_steps(len(self.training_examples(task.index))) * (self.config.rounds - task.round)
+        rounds_left = max(0, self.config.rounds - task.round)  # the run may have been made longer
+        later = self._most_steps(len(self.training_examples(task.index))) * rounds_left
         left = replace(plan, steps=plan.steps + later)
         if dp.epsilon is not None and find_epsilon((*spent, left), dp.delta) > dp.epsilon * _ROUNDING:
             noise = find_noise(dp.epsilon, dp.delta, left.rate, left.steps, spent)

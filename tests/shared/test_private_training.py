@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from shared.training import train
 from shared.training.accountant import ORDERS, Spending, find_epsilon, find_noise
 from shared.training.private import NoiseStream, PrivateGradients, PrivateRound, seeded_key
 from shared.training.private_checks import check_private, check_private_model
+from shared.training.workbench import ClientTask
 from simulation.run import simulate
+from tests.helpers.benches import make_bench
 
 KEY = bytes(range(32))
 SILENT = 1e-12
@@ -42,6 +45,19 @@ def make_config(**changes: Any) -> RunConfig:
 
 
 # ---------------------------------------------------------------- what it costs
+
+
+def test_rounds_beyond_those_planned_keep_to_the_runs_epsilon(tmp_path: Path) -> None:
+    """A run can be made longer while it is under way: what was planned for its rounds is all there is."""
+    bench = make_bench(make_config())
+    plan = bench.plan_private(0)
+
+    for round in (3, 5):
+        for before in (plan, replace(plan, steps=plan.steps // 2)):
+            asked = ClientTask(round, 0, 1.0, took_part=True, model=tmp_path / "unread")
+            private = bench.make_private(asked, KEY, (before,))
+            assert private is not None
+            assert find_epsilon((before, private.spending), 1e-5) <= 8.0 * (1 + 1e-6)
 
 
 def test_the_divergence_is_that_of_the_vectors_of_tensorflow_privacy() -> None:
